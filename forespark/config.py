@@ -1,0 +1,311 @@
+"""Typed configuration of every stage, composed by hydra and checked before any work.
+
+One ``Config`` describes a run. ``configs/config.yaml`` names a target and an arm; each
+``configs/target/<name>.yaml`` scales every stage for that target, so numbers that
+differ between a 2-core CPU and eight GPUs live in YAML and never in code. Dataclasses
+stay unfrozen because hydra's overrides write into them; limits are checked in
+``__post_init__`` when ``load`` turns the composed tree into objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
+
+DRAFTERS = ("none", "forespark", "dspark")
+DRAFT_RULES = ("none", "full", "planned")
+VERIFY_RULES = ("none", "full", "adaptive")
+
+
+def _require(ok: bool, what: str, got: Any, want: str) -> None:
+    if not ok:
+        raise ValueError(f"{what}: got {got!r}, want {want}")
+
+
+@dataclass
+class TargetConfig:
+    """The target model and how an engine holds it."""
+
+    name: str = MISSING
+    model: str = MISSING  # directory or hub name of the target checkpoint
+    # Layers whose hidden states feed the drafter, in speculators' numbering
+    # (``--target-layer-ids``): id i is the output of decoder layer i.
+    target_layer_ids: list[int] = field(default_factory=list)
+    dtype: str = "auto"
+    max_model_len: int = 8192  # tokens
+    max_num_seqs: int = 512  # requests
+    max_num_batched_tokens: int = 24576  # tokens per step
+    tensor_parallel_size: int = 1
+    expert_parallel: bool = False
+    kv_cache_dtype: str = "auto"
+    cpu_kv_cache_gib: int = 4  # CPU only: VLLM_CPU_KVCACHE_SPACE
+    cudagraph_max_tokens: int = 8192
+    thinking: str | None = None  # chat-template switch, None when it has none
+    sparse_mla: bool = False  # kernels need lengths on the host: forces the host split
+    serve_args: list[str] = field(default_factory=list)  # passed to ``vllm serve``
+
+    def __post_init__(self) -> None:
+        _require(self.max_num_seqs >= 1, "target.max_num_seqs", self.max_num_seqs, ">= 1")
+        _require(self.max_model_len >= 16, "target.max_model_len", self.max_model_len, ">= 16")
+
+
+@dataclass
+class ArmConfig:
+    """One serving policy: who drafts, how much, and how much is verified."""
+
+    name: str = MISSING
+    drafter: str = "none"  # none | forespark | dspark
+    draft: str = "none"  # none | full (K tokens) | planned (joint schedule)
+    verify: str = "none"  # none | full | adaptive
+    curve: str = "triangle"  # triangle | single: which pre-draft rows are read
+
+    def __post_init__(self) -> None:
+        _require(self.drafter in DRAFTERS, "arm.drafter", self.drafter, f"one of {DRAFTERS}")
+        _require(self.draft in DRAFT_RULES, "arm.draft", self.draft, f"one of {DRAFT_RULES}")
+        _require(self.verify in VERIFY_RULES, "arm.verify", self.verify, f"one of {VERIFY_RULES}")
+        _require(self.curve in ("triangle", "single"), "arm.curve", self.curve, "triangle or single")
+
+
+@dataclass
+class DrafterConfig:
+    """Shape of the drafters. K draft tokens are proposed at most."""
+
+    num_speculative_tokens: int = 15  # K; DFlash 2's block_size is K + 1
+    num_layers: int = 5
+    selector_rank: int = 256
+    selector_top_k: int = 16
+    estimator_rank: int = 256  # r of Eq. (2)
+    # Checkpoint to use; None looks in <run_dir>/drafters/<name>, then models/<target>-<name>.
+    dir: str | None = None
+    directional: bool = False  # causal blocks; the estimator then has row K only
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.num_speculative_tokens <= 63,
+            "drafter.num_speculative_tokens",
+            self.num_speculative_tokens,
+            "1..63",
+        )
+        _require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, ">= 1")
+
+
+@dataclass
+class DataConfig:
+    """Corpus: prompts, the target's answers, tokens."""
+
+    sources: list[str] = field(default_factory=lambda: ["starter"])
+    # Prompts that must not be trained on (normalized and exact match), as sources.
+    exclude: list[str] = field(default_factory=lambda: ["starter:bench", "starter:calibration"])
+    limit: int | None = None  # prompts in all; None means every one
+    magpie_rows: int = 0  # user turns the target writes itself when "magpie" is a source
+    magpie_temperature: float = 1.0
+    max_tokens: int = 8192  # answer tokens per turn
+    max_prompt_tokens: int = 4096
+    temperature: float = 0.0
+    top_p: float = 1.0
+    concurrency: int = 64
+    keep_truncated: bool = False  # keep answers cut at max_tokens (counted either way)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.limit is None or self.limit >= 1, "data.limit (--limit)", self.limit, ">= 1 or unset"
+        )
+        _require(bool(self.sources), "data.sources", self.sources, "at least one source")
+
+
+@dataclass
+class TrainConfig:
+    """Online training (paper, Section 4.5 and Appendix A)."""
+
+    epochs: int = 3
+    max_steps: int | None = None
+    lr: float = 6e-4
+    dspark_lr: float = 3e-4
+    weight_decay: float = 0.0
+    warmup_ratio: float = 0.04
+    total_seq_len: int = 8192  # tokens per packed row
+    max_anchors: int = 3072  # per packed row
+    redraft_every: int = 4  # anchors re-drafted at length d < K: every fourth
+    lambda_pre: float = 1.0
+    lambda_post: float = 1.0
+    ce_weight: float = 0.1
+    tv_weight: float = 0.9
+    position_decay: float | None = None  # gamma of the position weights; None: library default
+    # Vocabulary rows of the training loss: None is all; N keeps the corpus's N most
+    # frequent tokens. The serving head always stays full.
+    loss_vocab: int | None = None
+    validation_fraction: float = 0.05
+    validate_every: int = 500  # steps
+    checkpoint_every: int = 500  # steps
+    optimizer: str = "adamw"  # adamw | muon (float32 Newton-Schulz for matrices)
+    muon_lr: float = 2e-3
+    logger: str = "tensorboard"  # tensorboard | wandb
+    attn_impl: str = "simple_flex_attention"
+    hidden_states: str = "server"  # server (vLLM, started or --endpoint) | local (in process)
+    cache_hidden_states: bool = True  # keep each row's states on disk after first use
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.max_steps is None or self.max_steps >= 1,
+            "train.max_steps (--max-steps)",
+            self.max_steps,
+            ">= 1 or unset",
+        )
+        _require(self.optimizer in ("adamw", "muon"), "train.optimizer", self.optimizer, "adamw or muon")
+        _require(self.logger in ("tensorboard", "wandb"), "train.logger", self.logger, "tensorboard or wandb")
+
+
+@dataclass
+class CalibrateConfig:
+    """Calibration runs (paper, Appendix B)."""
+
+    sources: list[str] = field(default_factory=lambda: ["starter:calibration"])
+    post_prompts: int = 1000
+    pre_prompts: int = 4000
+    max_tokens: int = 256
+    post_load: int = 16  # requests in flight
+    pre_loads: list[int] = field(default_factory=lambda: [1, 8, 32, 64, 128, 256, 512])
+    bins: int = 15
+    theta_grid: int = 41  # log-spaced in [0.1, 10]
+    min_samples: int = 50  # a cell with fewer keeps scale 1 and a shrunken bias
+
+
+@dataclass
+class CurvesConfig:
+    """Latency profiling."""
+
+    draft_tokens: list[int] = field(default_factory=list)  # packed drafter tokens
+    batch_sizes: list[int] = field(default_factory=list)
+    verified_per_request: list[int] = field(default_factory=list)  # draft tokens
+    steps_per_point: int = 30
+    context_len: int = 256  # tokens already cached per request
+
+
+@dataclass
+class ScheduleConfig:
+    """The joint schedule (Section 4.3)."""
+
+    price_other: bool = True  # False: the literal denominator of Eq. (4)
+    # Survival of draft positions 1..K used before any estimate exists.
+    prior_acceptance: float = 0.6
+
+
+@dataclass
+class ServeConfig:
+    """Server and engine switches."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    split: str = "device"  # device | host
+    trace: str | None = None  # path: one JSON line per step
+    force_length: int | None = None  # calibration: draft exactly d tokens, verify all
+    ready_timeout_s: float = 600.0
+    barrier: int | None = None  # hold decoding until this many requests have a first token
+
+    def __post_init__(self) -> None:
+        _require(self.split in ("device", "host"), "serve.split", self.split, "device or host")
+
+
+@dataclass
+class BenchConfig:
+    """Workload sizes of eval.py."""
+
+    arms: list[str] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=lambda: ["starter:bench"])
+    output_tokens: int = 512
+    min_answer_tokens: int = 641  # only prompts whose AR answer is at least this long
+    rounds: int = 3  # interleaved repetitions of every (arm, load)
+    batches_per_point: int = 1
+    max_prompt_tokens: int = 1024
+    temperature: float = 0.0
+    seed: int = 0
+
+
+@dataclass
+class Config:
+    target: TargetConfig = field(default_factory=TargetConfig)
+    arm: ArmConfig = field(default_factory=ArmConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
+    curves: CurvesConfig = field(default_factory=CurvesConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
+    run_dir: str = MISSING  # where this target's stages read and write
+    seed: int = 0
+
+
+def names(group: str) -> list[str]:
+    """Names of the YAML files of one config group, sorted."""
+    return sorted(p.stem for p in (CONFIG_DIR / group).glob("*.yaml"))
+
+
+def load(overrides: list[str]) -> Config:
+    """Compose ``configs/config.yaml`` with hydra overrides and validate it.
+
+    Args:
+        overrides: hydra overrides such as ``target=smollm2`` or ``train.lr=1e-3``.
+
+    Raises:
+        ValueError: an unknown group choice, key, type or an out-of-range value; the
+            message says what was got and what is allowed.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    for override in overrides:
+        group, _, choice = override.partition("=")
+        if group in ("target", "arm") and choice not in names(group):
+            raise ValueError(
+                f"unknown {group} {choice!r}: want one of {', '.join(names(group))}"
+            )
+    ConfigStore.instance().store(name="config_schema", node=Config)
+    try:
+        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+            tree = compose("config", overrides=overrides)
+        return typed(tree)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ or error
+        raise ValueError(f"bad configuration: {str(cause).splitlines()[0]}") from error
+
+
+def typed(tree: DictConfig) -> Config:
+    """Turn a composed tree into dataclasses; ``__post_init__`` checks the limits."""
+    config = OmegaConf.to_object(tree)
+    assert isinstance(config, Config)
+    return config
+
+
+def dump(config: Config) -> str:
+    """YAML text that ``reload`` reads back to an equal ``Config``."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def reload(path: Path) -> Config:
+    """Read a ``config.yaml`` written by ``dump``.
+
+    Raises:
+        ValueError: the file has keys or types this version does not know.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return typed(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
+
+
+def section_names() -> list[str]:
+    return [f.name for f in fields(Config)]
