@@ -1,0 +1,1 @@
+"""CPU twins (block_tables)."""
