@@ -20,11 +20,16 @@ CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 DRAFTERS = ("none", "forespark", "dspark")
 DRAFT_RULES = ("none", "full", "planned")
 VERIFY_RULES = ("none", "full", "adaptive")
+BENCHES = ("decode",)  # what eval.py --bench knows
 
 
 def _require(ok: bool, what: str, got: Any, want: str) -> None:
     if not ok:
         raise ValueError(f"{what}: got {got!r}, want {want}")
+
+
+def _require_limit(section: str, limit: int | None) -> None:
+    _require(limit is None or limit >= 1, f"{section}.limit (--limit)", limit, ">= 1 or unset")
 
 
 @dataclass
@@ -68,7 +73,9 @@ class ArmConfig:
         _require(self.drafter in DRAFTERS, "arm.drafter", self.drafter, f"one of {DRAFTERS}")
         _require(self.draft in DRAFT_RULES, "arm.draft", self.draft, f"one of {DRAFT_RULES}")
         _require(self.verify in VERIFY_RULES, "arm.verify", self.verify, f"one of {VERIFY_RULES}")
-        _require(self.curve in ("triangle", "single"), "arm.curve", self.curve, "triangle or single")
+        _require(
+            self.curve in ("triangle", "single"), "arm.curve", self.curve, "triangle or single"
+        )
 
 
 @dataclass
@@ -113,9 +120,7 @@ class DataConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(
-            self.limit is None or self.limit >= 1, "data.limit (--limit)", self.limit, ">= 1 or unset"
-        )
+        _require_limit("data", self.limit)
         _require(bool(self.sources), "data.sources", self.sources, "at least one source")
 
 
@@ -124,6 +129,7 @@ class TrainConfig:
     """Online training (paper, Section 4.5 and Appendix A)."""
 
     epochs: int = 3
+    limit: int | None = None  # corpus rows; None means every one
     max_steps: int | None = None
     lr: float = 6e-4
     dspark_lr: float = 3e-4
@@ -152,14 +158,22 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _require_limit("train", self.limit)
         _require(
             self.max_steps is None or self.max_steps >= 1,
             "train.max_steps (--max-steps)",
             self.max_steps,
             ">= 1 or unset",
         )
-        _require(self.optimizer in ("adamw", "muon"), "train.optimizer", self.optimizer, "adamw or muon")
-        _require(self.logger in ("tensorboard", "wandb"), "train.logger", self.logger, "tensorboard or wandb")
+        _require(
+            self.optimizer in ("adamw", "muon"), "train.optimizer", self.optimizer, "adamw or muon"
+        )
+        _require(
+            self.logger in ("tensorboard", "wandb"),
+            "train.logger",
+            self.logger,
+            "tensorboard or wandb",
+        )
 
 
 @dataclass
@@ -167,6 +181,7 @@ class CalibrateConfig:
     """Calibration runs (paper, Appendix B)."""
 
     sources: list[str] = field(default_factory=lambda: ["starter:calibration"])
+    limit: int | None = None  # prompts per run at most; None means the counts below
     post_prompts: int = 1000
     pre_prompts: int = 4000
     max_tokens: int = 256
@@ -175,6 +190,9 @@ class CalibrateConfig:
     bins: int = 15
     theta_grid: int = 41  # log-spaced in [0.1, 10]
     min_samples: int = 50  # a cell with fewer keeps scale 1 and a shrunken bias
+
+    def __post_init__(self) -> None:
+        _require_limit("calibrate", self.limit)
 
 
 @dataclass
@@ -186,6 +204,10 @@ class CurvesConfig:
     verified_per_request: list[int] = field(default_factory=list)  # draft tokens
     steps_per_point: int = 30
     context_len: int = 256  # tokens already cached per request
+    limit: int | None = None  # points per table at most, spread over the range
+
+    def __post_init__(self) -> None:
+        _require_limit("curves", self.limit)
 
 
 @dataclass
@@ -227,6 +249,10 @@ class BenchConfig:
     max_prompt_tokens: int = 1024
     temperature: float = 0.0
     seed: int = 0
+    limit: int | None = None  # prompts per point at most
+
+    def __post_init__(self) -> None:
+        _require_limit("bench", self.limit)
 
 
 @dataclass
