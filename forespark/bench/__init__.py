@@ -1,0 +1,1 @@
+"""Benchmarks: a served endpoint and a workload in, typed records out."""
