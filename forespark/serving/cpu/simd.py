@@ -52,7 +52,7 @@ def exp32(x):
     y = y * scale * np.float32(2.0)
     y = np.float32(0.0) if x < _EXP_LOWEST else y
     y = np.float32(np.inf) if x > _EXP_HIGHEST else y
-    return y if x == x else x
+    return x if np.isnan(x) else y
 
 
 @njit(inline="always")
