@@ -25,6 +25,8 @@ TWIN_MODULES = (
     "forespark.serving.cpu.inputs",
     "forespark.serving.cpu.block_tables",
     "forespark.serving.cpu.sampling",
+    "forespark.serving.cpu.logits",
+    "forespark.serving.cpu.logprobs",
     "forespark.serving.cpu.rejection",
     "forespark.serving.cpu.drafting",
     "forespark.serving.cpu.adaptive",
