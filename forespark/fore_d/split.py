@@ -1,0 +1,96 @@
+"""Shares of a batch total: draft lengths from scores, verified lengths from survival.
+
+Both are one ranking (Sections 4.3 and 4.4): the ``total`` largest entries of a [R, K]
+array whose rows never rise. Equal entries go to the smaller position, then to the lower
+request index. Since rows never rise and ties prefer the smaller position, what is
+chosen in a row is a prefix, so a length per request says it all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def top_prefix_reference(
+    values: np.ndarray,  # [R, K]
+    limits: Sequence[int],  # [R], most positions a request may get
+    total: int,
+) -> list[int]:
+    """Plain twin of ``top_prefix``.
+
+    Raises:
+        ValueError: a negative total, or one above the sum of limits.
+    """
+    if not 0 <= total <= sum(limits):
+        raise ValueError(f"total: got {total}, want 0..{sum(limits)} (the sum of limits)")
+    ranked = []
+    for r, row in enumerate(np.asarray(values, dtype=np.float64)):
+        least = math.inf
+        for j in range(limits[r]):
+            least = min(least, 0.0 if math.isnan(row[j]) else float(row[j]))
+            ranked.append((-least, j, r))
+    lengths = [0] * len(values)
+    for _, _, r in sorted(ranked)[:total]:
+        lengths[r] += 1
+    return lengths
+
+
+def top_prefix(
+    values: torch.Tensor,  # [R, K]
+    limits: torch.Tensor,  # [R] integer, 0..K
+    total: int,
+) -> torch.Tensor:
+    """Lengths [R] int64 of the ``total`` largest entries inside ``limits``.
+
+    NaN counts as 0, and a running minimum makes rows non-increasing where rounding or
+    a NaN broke that. Zero entries are taken last, in tie order, so the lengths sum to
+    exactly min(total, sum of limits) whatever the values are: the host has already
+    sized the batch by ``total``. Never waits for the device.
+
+    Raises:
+        ValueError: values is not [R, K] or total is negative.
+    """
+    if values.ndim != 2 or total < 0:
+        raise ValueError(
+            f"need values [R, K] and total >= 0 tokens, got shape {tuple(values.shape)}, {total}"
+        )
+    R, K = values.shape
+    if R == 0 or K == 0:
+        return torch.zeros(R, dtype=torch.int64, device=values.device)
+    ranked = values.float().nan_to_num(nan=0.0).clamp(min=0).cummin(dim=1).values
+    inside = torch.arange(K, device=values.device) < limits[:, None]
+    ranked = ranked.masked_fill(~inside, -1.0)
+    # Position-major order and a stable sort are the tie rule; torch.topk has none.
+    order = ranked.T.reshape(-1).argsort(descending=True, stable=True)[:total]
+    chosen = torch.zeros(K * R, dtype=torch.int64, device=values.device)
+    chosen[order] = 1
+    return (chosen.view(K, R).T * inside).sum(dim=1)
+
+
+def split(
+    g: torch.Tensor,  # [R, K] scores
+    total: int,  # planned sum of d
+    limits: torch.Tensor | None = None,  # [R], None: K for every request
+) -> torch.Tensor:
+    """Draft lengths d [R] int64 whose sum is ``total`` (at most the sum of limits).
+
+    With fewer positive scores than ``total`` the rest goes to zero-scored positions in
+    tie order; a plan made from the same scores never asks for that, one made from the
+    previous step's scores may. ``limits`` of 0 keeps a request out (still prefilling).
+    """
+    if limits is None:
+        limits = torch.full((g.shape[0],), g.shape[1], device=g.device)
+    return top_prefix(g, limits, total)
+
+
+def distribute(
+    survival: torch.Tensor,  # [R, K] post-draft survival
+    lengths: torch.Tensor,  # [R] drafted tokens d
+    budget: int,  # B
+) -> torch.Tensor:
+    """Verified lengths [R] int64 in 0..d: the ``budget`` most likely drafted positions."""
+    return top_prefix(survival, lengths, budget)
