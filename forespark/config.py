@@ -50,7 +50,8 @@ class TargetConfig:
     kv_cache_dtype: str = "auto"
     cpu_kv_cache_gib: int = 4  # CPU only: VLLM_CPU_KVCACHE_SPACE
     cudagraph_max_tokens: int = 8192
-    thinking: str | None = None  # chat-template switch, None when it has none
+    # Reasoning of the chat template: "off", "low", ...; None when the template has no switch.
+    thinking: str | None = None
     sparse_mla: bool = False  # kernels need lengths on the host: forces the host split
     serve_args: list[str] = field(default_factory=list)  # passed to ``vllm serve``
 
@@ -227,6 +228,7 @@ class ServeConfig:
     port: int = 8000
     split: str = "device"  # device | host
     trace: str | None = None  # path: one JSON line per step
+    trace_detail: bool = False  # also each request's lengths, logits and acceptance
     force_length: int | None = None  # calibration: draft exactly d tokens, verify all
     ready_timeout_s: float = 600.0
     barrier: int | None = None  # hold decoding until this many requests have a first token
@@ -249,10 +251,19 @@ class BenchConfig:
     max_prompt_tokens: int = 1024
     temperature: float = 0.0
     seed: int = 0
-    limit: int | None = None  # prompts per point at most
+    limit: int | None = None  # prompts in all; loads above it are left out
+    # Small loads time more batches until a point holds this many requests (0: never).
+    requests_per_point: int = 0
+    warmup_tokens: int = 16  # untimed answer tokens per request at the start of a server
+    request_timeout_s: float = 900.0  # a batch that takes longer has failed
 
     def __post_init__(self) -> None:
         _require_limit("bench", self.limit)
+        _require(
+            all(load >= 1 for load in self.loads), "bench.loads", self.loads, "requests, all >= 1"
+        )
+        for name in ("output_tokens", "rounds", "batches_per_point"):
+            _require(getattr(self, name) >= 1, f"bench.{name}", getattr(self, name), ">= 1")
 
 
 @dataclass
