@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 SCHEMA = 1
 _PACKAGES = ("torch", "triton", "vllm", "speculators", "transformers", "numba", "numpy")
@@ -50,7 +50,9 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); the file is truncated or corrupt") from None
+        raise ValueError(
+            f"{path}: not valid JSON ({error}); the file is truncated or corrupt"
+        ) from None
 
 
 def append_jsonl(path: Path, value: Any) -> None:
@@ -59,12 +61,26 @@ def append_jsonl(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(value, allow_nan=False, ensure_ascii=False)
     with path.open("ab+") as out:
-        # A line torn by a kill must not swallow the next one.
-        if out.tell() > 0:
-            out.seek(-1, os.SEEK_END)
-            if out.read(1) != b"\n":
-                out.write(b"\n")
+        _mend_tail(out)
         out.write(line.encode("utf-8") + b"\n")
+
+
+def _mend_tail(out: BinaryIO) -> None:
+    """Drop a last line torn by a kill: appended to, it would spoil two lines."""
+    end = out.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    out.seek(end - 1)
+    if out.read(1) == b"\n":
+        return
+    out.seek(0)
+    tail = out.read().rpartition(b"\n")[2]
+    try:
+        json.loads(tail)
+    except ValueError:
+        out.truncate(end - len(tail))
+    else:
+        out.write(b"\n")  # whole, only its newline was lost
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -75,13 +91,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     path = Path(path)
     rows: list[dict[str, Any]] = []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    # Split before decoding: a kill can tear a line inside a character.
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             if all(not later.strip() for later in lines[number:]):
                 break
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
