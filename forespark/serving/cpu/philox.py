@@ -126,3 +126,11 @@ def add_gumbel(
         out[i] = rand32(key, first_token + i)
     for i in range(logits.shape[0]):
         out[i] = logits[i] / scale + noise32(out[i])
+
+
+@njit(cache=True)
+def add_gumbel64(key, logits, first_token, temperature, out):
+    """``add_gumbel`` with float64 noise and output, for vLLM's fp64 sampling option."""
+    scale = np.float32(temperature)
+    for i in range(logits.shape[0]):
+        out[i] = np.float64(logits[i] / scale) + gumbel64(key, first_token + i)
