@@ -16,10 +16,14 @@ fail() {
     exit 1
 }
 
+is_recent() { # python
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
 find_python() {
     local candidate
     for candidate in "${FORESPARK_PYTHON:-python3}" python3.12 python3.11 python3.13; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        if is_recent "$candidate"; then
             echo "$candidate"
             return
         fi
@@ -81,9 +85,10 @@ STAMP=.venv/.forespark-stamp
 WANTED=$(cat requirements/*.txt pyproject.toml setup.sh scripts/verify_install.py |
     sha256sum | cut -d' ' -f1)-$FLAVOUR
 if [[ $(cat "$STAMP" 2>/dev/null) != "$WANTED" ]]; then
-    [[ $FLAVOUR == cpu ]] && check_disk 6 || check_disk 25
+    if [[ $FLAVOUR == cpu ]]; then check_disk 6; else check_disk 25; fi
     rm -f "$STAMP"
     [[ -x .venv/bin/pip ]] || "$PYTHON" -m venv .venv || fail "cannot create .venv with $PYTHON."
+    is_recent .venv/bin/python || fail ".venv holds an older Python; remove .venv and rerun."
     install_packages "$FLAVOUR"
     echo "$WANTED" >"$STAMP"
 fi
