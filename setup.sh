@@ -92,8 +92,7 @@ if [[ $(cat "$STAMP" 2>/dev/null) != "$WANTED" ]]; then
     install_packages "$FLAVOUR"
     echo "$WANTED" >"$STAMP"
 fi
-[[ ! -f patches/apply.py ]] || .venv/bin/python patches/apply.py ||
-    fail "a patch to vLLM does not apply; if vLLM's files were changed by hand, remove .venv and rerun."
+.venv/bin/python patches/apply.py || exit 1 # it has said why, in one sentence
 if [[ ! -f models/smollm2/model.safetensors ]]; then
     echo "setup: converting the embedded target (half a minute)"
 fi
