@@ -1,0 +1,1 @@
+"""Prompt sources to a tokenized corpus of the target's own answers."""

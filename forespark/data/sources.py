@@ -1,0 +1,182 @@
+"""Where prompts come from: ``starter``, ``magpie``, ``file:PATH`` and ``hub:NAME``.
+
+Any source may carry a slice, ``file:prompts.jsonl#0:800``, counted in rows of the source
+before anything is dropped. Sources are iterators: a limit stops a long download early.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from forespark.config import Config
+from forespark.data.prompts import Drops, Prompt, content_id, parse_row
+
+STARTER_DIR = Path(__file__).resolve().parent / "starter"
+STARTER_PARTS = ("train", "calibration", "bench")
+KINDS = "starter[:train|calibration|bench], magpie, file:PATH, hub:NAME (each may end in #START:STOP)"
+
+
+@dataclass
+class SourceContext:
+    """What a source may need beyond its name."""
+
+    config: Config
+    drops: Drops
+    state_dir: Path | None = None  # where magpie keeps what it sampled
+    endpoint: Callable[[], str] | None = None  # base URL of the served target
+
+
+def split_spec(spec: str) -> tuple[str, str, slice]:
+    """``kind:argument#start:stop`` in its three parts.
+
+    Raises:
+        ValueError: unknown kind, missing argument or a slice that is not one.
+    """
+    body, mark, cut = spec.rpartition("#")
+    rows = slice(None)
+    if mark and (found := re.fullmatch(r"(\d*):(\d*)", cut)):
+        start, stop = (int(n) if n else None for n in found.groups())
+        rows = slice(start, stop)
+    else:
+        body = spec
+    kind, _, argument = body.partition(":")
+    if kind not in ("starter", "magpie", "file", "hub"):
+        raise ValueError(f"unknown prompt source {spec!r}: want {KINDS}")
+    if kind in ("file", "hub") and not argument:
+        raise ValueError(f"prompt source {spec!r} names no {'path' if kind == 'file' else 'dataset'}")
+    if kind == "starter" and (argument or "train") not in STARTER_PARTS:
+        raise ValueError(f"unknown starter part {argument!r}: want one of {', '.join(STARTER_PARTS)}")
+    return kind, argument, rows
+
+
+def _open_lines(path: Path) -> Iterator[str]:
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    with opened as lines:
+        yield from lines
+
+
+def file_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a JSON-lines file, plain or gzipped.
+
+    Raises:
+        ValueError: missing file, a line that is not a JSON object (names the line), or a
+            damaged archive.
+    """
+    if not path.is_file():
+        raise ValueError(f"file:{path}: no such file")
+    number = 0
+    try:
+        for number, line in enumerate(_open_lines(path), start=1):
+            if not line.strip():
+                continue
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: want a JSON object, got {line[:40]!r}")
+            yield row
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}, line {number}: not JSON ({error.msg}); want one JSON object a line, the file is "
+            "truncated or of another form"
+        ) from None
+    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read after line {number} ({error})") from None
+
+
+def hub_rows(name: str) -> Iterator[dict[str, Any]]:
+    """Rows of a dataset of the Hugging Face hub, streamed.
+
+    ``name`` is a preset of speculators (``magpie``, ``ultrachat``, ``sharegpt``, ...),
+    ``alpaca``, or ``owner/dataset`` (its ``train`` split).
+
+    Raises:
+        ValueError: unknown preset, or the hub cannot be reached.
+    """
+    from datasets import load_dataset
+    from speculators.data_generation.configs import DATASET_CONFIGS, DatasetConfig
+
+    presets = {key: preset for key, preset in DATASET_CONFIGS.items() if "coco" not in key}
+    presets["alpaca"] = DatasetConfig(
+        name="alpaca", hf_path="tatsu-lab/alpaca", split="train", prompt_field="instruction"
+    )
+    if name not in presets and "/" not in name:
+        raise ValueError(f"hub:{name}: unknown preset, want owner/dataset or one of {', '.join(sorted(presets))}")
+    preset = presets.get(name) or DatasetConfig(name=name, hf_path=name, split="train")
+    try:
+        rows = iter(load_dataset(preset.hf_path, name=preset.subset, split=preset.split, streaming=True))
+        first = next(rows, None)
+    except Exception as error:  # noqa: BLE001 -- every network layer raises its own kind
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"hub:{name}: cannot load {preset.hf_path} ({cause}); check the network and HF_HUB_OFFLINE, "
+            "or give a downloaded JSON-lines copy as file:PATH"
+        ) from None
+    if first is None:
+        return
+    for row in _chain(first, rows):
+        if preset.filter_fn is None or preset.filter_fn(row):
+            yield {**row, **preset.normalize_fn(row)} if preset.normalize_fn else row
+
+
+def _chain(first: dict[str, Any], rest: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield first
+    yield from rest
+
+
+def _prefix(kind: str, argument: str) -> str:
+    stem = Path(argument).name.split(".")[0] if kind == "file" else argument.replace("/", "_")
+    return kind if kind in ("starter", "magpie") else stem or kind
+
+
+def iterate(spec: str, context: SourceContext) -> Iterator[Prompt]:
+    """Prompts of one source; rows that give none are added to ``context.drops``.
+
+    Raises:
+        ValueError: as ``split_spec``, ``file_rows``, ``hub_rows``; magpie without a server.
+    """
+    kind, argument, cut = split_spec(spec)
+    if kind == "magpie":
+        from forespark.data.magpie import magpie_rows
+
+        rows = magpie_rows(context)
+    elif kind == "hub":
+        rows = hub_rows(argument)
+    else:
+        path = STARTER_DIR / f"{argument or 'train'}.jsonl" if kind == "starter" else Path(argument)
+        rows = file_rows(path)
+    prefix = _prefix(kind, argument)
+    for row in islice(rows, cut.start, cut.stop):
+        parsed = parse_row(row)
+        given = row.get("id")
+        row_id = str(given) if given not in (None, "") else content_id(prefix, parsed.messages)
+        if parsed.reason is not None:
+            shown = {} if parsed.messages else {"row": row}
+            context.drops.add(
+                parsed.reason, row_id, spec, trained=bool(parsed.messages), detail=parsed.detail, **shown
+            )
+        if parsed.messages:
+            yield Prompt(row_id, spec, parsed.messages)
+
+
+def load_prompts(specs: list[str], config: Config, *, limit: int | None = None) -> list[Prompt]:
+    """Prompts of several sources, one source after the other, without duplicates.
+
+    For calibration and benchmarks; training goes through ``pipeline.run``.
+    """
+    from forespark.data.prompts import Seen
+
+    context = SourceContext(config, Drops())
+    seen, found = Seen(), []
+    for spec in specs:
+        for prompt in iterate(spec, context):
+            if limit is not None and len(found) >= limit:
+                return found
+            if not seen.duplicate(prompt):
+                found.append(prompt)
+    return found
