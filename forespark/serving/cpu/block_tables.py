@@ -74,7 +74,8 @@ def apply_write(
         write_cu_lens.numpy(),
     )
     if MULTI_GROUP:
-        assert isinstance(output_stride, torch.Tensor) and write_group_ids is not None
+        assert isinstance(output_stride, torch.Tensor)
+        assert write_group_ids is not None
         _write_grouped(
             grid[0], output.numpy(), output_stride.numpy(), *staged, write_group_ids.numpy()
         )

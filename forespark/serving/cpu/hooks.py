@@ -7,25 +7,11 @@ worker replaces parts of torch when it is imported, and the GPU modules must see
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from forespark.serving.cpu import registry
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace ``owner.name`` by ``wrapper(original, *args)``, once."""
-    original = getattr(owner, name)
-    if getattr(original, "_forespark", False):
-        return
-
-    @functools.wraps(original)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    replacement._forespark = True  # type: ignore[attr-defined]
-    setattr(owner, name, replacement)
+from forespark.serving.wrap import wrap
 
 
 def prepare() -> None:
@@ -33,8 +19,21 @@ def prepare() -> None:
     from vllm.config import VllmConfig
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    _wrap(VllmConfig, "_validate_adaptive_verification", _validate_without_graphs)
-    _wrap(WorkerWrapperBase, "init_device", _init_device)
+    wrap(VllmConfig, "_validate_v2_model_runner", _validate_without_triton)
+    wrap(VllmConfig, "_validate_adaptive_verification", _validate_without_graphs)
+    wrap(WorkerWrapperBase, "init_device", _init_device)
+
+
+def _validate_without_triton(original: Callable[..., None], config: Any) -> None:
+    """Check the V2 runner's conditions as if Triton were there: the twins stand in for it."""
+    import vllm.config.vllm as module
+
+    has_triton = module.HAS_TRITON
+    module.HAS_TRITON = True
+    try:
+        original(config)
+    finally:
+        module.HAS_TRITON = has_triton
 
 
 def _validate_without_graphs(original: Callable[..., None], config: Any) -> None:
@@ -79,12 +78,12 @@ def install() -> None:
     cpu_attn.CPUAttentionBackend.supports_device_cpu_query_lens_mismatch = classmethod(
         lambda cls: True
     )
-    _wrap(model_runner, "resolve_adaptive_cudagraph_mode", _keep_mode)
+    wrap(model_runner, "resolve_adaptive_cudagraph_mode", _keep_mode)
     # Compiling a dozen tiny operations costs half a minute at the first trimmed step.
     adaptive_verification._assign_draft_token_budget_compiled = (
         adaptive_verification._assign_draft_token_budget
     )
-    _wrap(cpu_worker.CPUWorker, "compile_or_warm_up_model", _warm_up)
+    wrap(cpu_worker.CPUWorker, "compile_or_warm_up_model", _warm_up)
 
 
 def _complete_triton_placeholder() -> None:

@@ -10,6 +10,7 @@ use and every twin can be tested against the kernel it replaces with identical a
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -18,18 +19,6 @@ from typing import Any
 # Options of a Triton launch that say how a GPU runs the kernel, not what it computes.
 LAUNCH_OPTIONS = frozenset(
     {"num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl", "enable_fp_fusion"}
-)
-
-# Modules of this package that register twins when imported.
-TWIN_MODULES = (
-    "forespark.serving.cpu.inputs",
-    "forespark.serving.cpu.block_tables",
-    "forespark.serving.cpu.sampling",
-    "forespark.serving.cpu.logits",
-    "forespark.serving.cpu.logprobs",
-    "forespark.serving.cpu.rejection",
-    "forespark.serving.cpu.drafting",
-    "forespark.serving.cpu.adaptive",
 )
 
 _twins: dict[tuple[str, str], Twin] = {}
@@ -87,9 +76,10 @@ def twin(module: str, name: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def load() -> dict[tuple[str, str], Twin]:
-    """Import every module that registers twins; return all twins by (module, kernel)."""
-    for module in TWIN_MODULES:
-        importlib.import_module(module)
+    """Import this package's modules, which register twins; all twins by (module, kernel)."""
+    package = importlib.import_module(__package__ or "")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
     return dict(_twins)
 
 
