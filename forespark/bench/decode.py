@@ -1,0 +1,274 @@
+"""The decode benchmark: throughput against interactivity, arms interleaved by rounds.
+
+Every round starts each arm's server once, in an order that rotates, and runs all loads
+on it; so a slow drift of the machine meets all arms alike. Finished batches are skipped,
+which makes a killed run continue and a longer run extend a shorter one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from forespark.bench import answers, plan
+from forespark.bench.client import Client
+from forespark.bench.measure import Arm, BatchFailed, measure
+from forespark.bench.plan import Point, PromptPlan
+from forespark.bench.records import RECORDS, append_record, read_records
+from forespark.bench.server import Server, serve_command
+from forespark.bench.workloads import Prompt, load_prompts
+from forespark.config import Config
+from forespark.record import append_jsonl, file_sha256, provenance, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+RUN = "run.json"
+ERRORS = "errors.jsonl"
+# Settings that make two batches comparable. Arms, loads, rounds and limits may grow.
+_FIXED = (
+    "prompts", "output_tokens", "min_answer_tokens", "max_prompt_tokens", "temperature", "seed",
+)  # fmt: skip
+
+
+class DecodeBenchmark:
+    """One benchmark folder and the settings it is filled with."""
+
+    def __init__(self, config: Config, out: Path, endpoint: str | None = None) -> None:
+        """
+        Args:
+            config: Composed configuration; ``bench.arms`` are measured.
+            out: Folder of records.jsonl, run.json, answers.jsonl, plan.jsonl, logs/.
+            endpoint: A running server of the only arm; None starts servers.
+
+        Raises:
+            ValueError: no arm, or several arms for one endpoint.
+        """
+        self.config, self.bench, self.out, self.endpoint = config, config.bench, out, endpoint
+        if not self.bench.arms:
+            raise ValueError("bench.arms is empty: name arms with --arm a,b or bench.arms=[a,b]")
+        if endpoint is not None and len(self.bench.arms) != 1:
+            raise ValueError(
+                f"--endpoint serves one arm, but {len(self.bench.arms)} are configured: "
+                "name it with --arm"
+            )
+        self.loads = plan.loads(self.bench)
+        self.prompts = load_prompts(
+            self.bench.prompts, seed=self.bench.seed, limit=self.bench.limit
+        )
+        self.run_id = uuid.uuid4().hex[:12]
+        check_folder(config, out)
+        self.done = {record.key for record in read_records(out / RECORDS)}
+        self.failures = 0
+
+    def run(self) -> Path:
+        """Measure everything that is missing.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: some batch or server failed; what was measured is kept.
+        """
+        if not any(self.missing(arm, r) for arm in self.bench.arms for r in self._rounds()):
+            logger.info("every point is measured already")
+            return self.out
+        start_run(self.config, self.out, self.run_id)
+        chosen = self._pool()
+        prompts = PromptPlan(self.out / plan.PLAN, self.prompts, chosen, self.bench.seed)
+        total = sum(len(self.missing(arm, r)) for arm in self.bench.arms for r in self._rounds())
+        with tqdm(total=total, desc="decode", unit="batch") as progress:
+            for round_index in self._rounds():
+                for arm in plan.rotated(self.bench.arms, round_index):
+                    self._run_arm(arm, round_index, prompts, progress)
+        if self.failures:
+            raise ValueError(
+                f"{self.failures} failures, see {self.out / ERRORS}; the same command "
+                "measures what is missing"
+            )
+        return self.out
+
+    def missing(self, arm: str, round_index: int) -> list[Point]:
+        """Batches of a round that have no record yet."""
+        return [
+            point
+            for point in plan.points(round_index, self.bench)
+            if ("decode", arm, point.load, point.round, point.batch) not in self.done
+        ]
+
+    def _rounds(self) -> range:
+        return range(self.bench.rounds)
+
+    def _server(self, arm: str, label: str, trace: Path | None) -> Any:
+        """Context manager whose value has ``endpoint``; a given endpoint is left alone."""
+        if self.endpoint is not None:
+            return nullcontext(self)
+        serve = self.config.serve
+        return Server(
+            serve_command(self.config, arm, trace=trace),
+            host=serve.host,
+            port=serve.port,
+            log=self.out / "logs" / f"{label}.log",
+            ready_timeout_s=serve.ready_timeout_s,
+            label=label,
+        )
+
+    def _pool(self) -> list[Prompt]:
+        """Prompts with a long enough AR answer; asks the AR arm for unknown ones."""
+        path = self.out / answers.ANSWERS
+        wanted = plan.wanted_prompts(self.bench)
+        known = answers.read_answers(path)
+        chosen = answers.pool(self.prompts, known, self.bench, wanted)
+        if chosen is None:
+            if self.endpoint is not None and self.bench.arms != ["ar"]:
+                raise ValueError(
+                    f"{path}: the AR answers that choose the prompts are missing; measure the "
+                    "arm ar first, in the same folder"
+                )
+            with self._server("ar", "answers", None) as server:
+                chosen = asyncio.run(
+                    answers.determine(server.endpoint, self.prompts, self.bench, wanted, path)
+                )
+        answers.require_pool(chosen, len(self.prompts), self.bench)
+        return chosen
+
+    def _run_arm(
+        self, arm: str, round_index: int, prompts: PromptPlan, progress: tqdm[Any]
+    ) -> None:
+        """One arm's missing batches of one round, on one server."""
+        todo = self.missing(arm, round_index)
+        if not todo:
+            return
+        label = f"{arm}-r{round_index}"
+        trace = None
+        if self.endpoint is None:
+            # Absolute: the server does not run in this process's folder. Emptied, because
+            # its offsets are this server's.
+            trace = (self.out / "traces" / f"{label}.jsonl").resolve()
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            trace.unlink(missing_ok=True)
+        progress.set_postfix_str(label)
+        served = Arm(arm, self.config.target.name, self.run_id, trace)
+        try:
+            with self._server(arm, label, trace) as server:
+                asyncio.run(self._measure_all(server, todo, prompts, served, progress))
+        except ValueError as error:
+            # One arm that cannot start must not cost the others their round.
+            self._failed(arm, round_index, str(error))
+            tqdm.write(f"{label}: {error}")
+
+    async def _measure_all(
+        self,
+        server: Server | DecodeBenchmark,
+        todo: list[Point],
+        prompts: PromptPlan,
+        arm: Arm,
+        progress: tqdm[Any],
+    ) -> None:
+        assert server.endpoint is not None
+        async with Client(server.endpoint, timeout_s=self.bench.request_timeout_s) as client:
+            await self._warm_up(client, todo, prompts)
+            for point in todo:
+                progress.set_postfix_str(f"{arm.name} round {point.round} load {point.load}")
+                try:
+                    record = await measure(client, prompts.prompts(point), self.bench, point, arm)
+                except BatchFailed as error:
+                    self._failed(arm.name, point.round, str(error), point)
+                    tqdm.write(f"{arm.name}, load {point.load}: {error}")
+                    if isinstance(server, Server) and not server.alive():
+                        raise ValueError(server.failure("died while it was measured")) from None
+                else:
+                    append_record(self.out / RECORDS, record)
+                    self.done.add(record.key)
+                progress.update()
+
+    async def _warm_up(self, client: Client, todo: list[Point], prompts: PromptPlan) -> None:
+        """Untimed tokens at the largest and smallest load: first calls compile and allocate."""
+        if not self.bench.warmup_tokens:
+            return
+        ordered = sorted(todo, key=lambda point: point.load)
+        for load in sorted({ordered[0].load, ordered[-1].load}, reverse=True):
+            point = next(point for point in ordered if point.load == load)
+            await client.batch(
+                prompts.prompts(point),
+                max_tokens=self.bench.warmup_tokens + 1,
+                temperature=self.bench.temperature,
+                seed=self.bench.seed,
+            )
+
+    def _failed(self, arm: str, round_index: int, error: str, point: Point | None = None) -> None:
+        self.failures += 1
+        row = {"arm": arm, "round": round_index, "run_id": self.run_id, "error": error}
+        append_jsonl(self.out / ERRORS, {**row, **(asdict(point) if point else {})})
+
+
+def check_folder(config: Config, out: Path) -> None:
+    """Refuse a folder whose records cannot be compared with what would be measured now.
+
+    Raises:
+        ValueError: the folder was filled with other settings or drafters; names them.
+    """
+    path = out / RUN
+    if not path.exists():
+        return
+    there, now = read_json(path)["fixed"], fixed_settings(config)
+    differing = [
+        f"{name} (there {there.get(name)!r}, now {now[name]!r})"
+        for name in now
+        if there.get(name) != now[name]
+        # A drafter that did not exist then was not measured then.
+        and not (name.startswith("drafter_sha256") and there.get(name) is None)
+    ]
+    if differing:
+        raise ValueError(
+            f"{out} holds records measured with other settings: {', '.join(differing)}; "
+            "use another --out, or delete the folder"
+        )
+
+
+def fixed_settings(config: Config) -> dict[str, Any]:
+    """What must not change within one folder of records."""
+    fixed: dict[str, Any] = {name: getattr(config.bench, name) for name in _FIXED}
+    fixed |= {"target": config.target.name, "model": config.target.model}
+    fixed["K"] = config.drafter.num_speculative_tokens
+    for drafter in ("forespark", "dspark"):
+        weights = drafter_weights(config, drafter)
+        fixed[f"drafter_sha256.{drafter}"] = file_sha256(weights) if weights else None
+    return fixed
+
+
+def drafter_weights(config: Config, drafter: str) -> Path | None:
+    """The checkpoint that serve.py would load for a drafter, or None."""
+    if config.drafter.dir is not None:
+        folders = [Path(config.drafter.dir)]
+    else:
+        own = Path(config.run_dir) / "drafters" / drafter
+        folders = [own, Path("models") / f"{config.target.name}-{drafter}"]
+    found = (folder / "model.safetensors" for folder in folders)
+    return next((path for path in found if path.is_file()), None)
+
+
+def start_run(config: Config, out: Path, run_id: str) -> None:
+    """Add this run to run.json: its settings and where it ran."""
+    path = out / RUN
+    runs = read_json(path)["runs"] if path.exists() else []
+    tables = {
+        name: file_sha256(found) if (found := Path(config.run_dir) / name).is_file() else None
+        for name in ("calibration.json", "latency.json")
+    }
+    runs.append(
+        {
+            "run_id": run_id,
+            "provenance": provenance(),
+            "tables_sha256": tables,
+            "config": asdict(config),
+        }
+    )
+    fixed = fixed_settings(config)
+    write_json(path, {"schema": 1, "bench": "decode", "fixed": fixed, "runs": runs})
