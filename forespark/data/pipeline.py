@@ -20,15 +20,10 @@ from forespark.config import Config, dump
 from forespark.data import corpus, regenerate
 from forespark.data.prompts import Drops, Forbidden, Prompt, Seen, content_id
 from forespark.data.server import check_endpoint, served_target
-from forespark.data.sources import SourceContext, iterate, split_spec
+from forespark.data.sources import SourceContext, excluded_specs, iterate, split_spec
 from forespark.data.template import template_hash, template_kwargs, tokenizer_of
 
 MANIFEST_SCHEMA = 1
-
-
-def excluded_specs(config: Config) -> list[str]:
-    """Sources that training must not see: ``data.exclude``, calibration and benchmarks."""
-    return list(dict.fromkeys([*config.data.exclude, *config.calibrate.sources, *config.bench.prompts]))
 
 
 def forbidden_prompts(config: Config) -> Forbidden:

@@ -29,7 +29,7 @@ _STOP_SECONDS = 20.0
 _LOG_LINES = 15
 
 
-class ServerDied(RuntimeError):
+class ServerDied(OSError):
     """The server ended by itself; the message carries the end of its log."""
 
 
@@ -175,10 +175,6 @@ def served(command: Sequence[str], env: dict[str, str], url: str, log: Path, tim
         )
     atexit.register(stop, process)
     server, done = Server(url, process, log), threading.Event()
-    previous = signal.getsignal(signal.SIGTERM)
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the blocks below run
     try:
         _wait(server, timeout_s)
         threading.Thread(target=_watch, args=(server, done), daemon=True).start()
@@ -190,8 +186,6 @@ def served(command: Sequence[str], env: dict[str, str], url: str, log: Path, tim
         done.set()
         stop(process)
         atexit.unregister(stop)
-        if in_main:
-            signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forespark.config import Config
-from forespark.data.prompts import Drops, Prompt, content_id, parse_row
+from forespark.data.prompts import Drops, Prompt, Seen, content_id, parse_row
 
 STARTER_DIR = Path(__file__).resolve().parent / "starter"
 STARTER_PARTS = ("train", "calibration", "bench")
@@ -164,13 +164,26 @@ def iterate(spec: str, context: SourceContext) -> Iterator[Prompt]:
             yield Prompt(row_id, spec, parsed.messages)
 
 
+def excluded_specs(config: Config) -> list[str]:
+    """Sources that training must not see: ``data.exclude``, calibration and benchmarks."""
+    return list(dict.fromkeys([*config.data.exclude, *config.calibrate.sources, *config.bench.prompts]))
+
+
+def needed_files(config: Config) -> list[Path]:
+    """Local files that building the corpus reads, for a dry run.
+
+    Raises:
+        ValueError: a source that ``split_spec`` refuses.
+    """
+    specs = [split_spec(spec) for spec in [*config.data.sources, *excluded_specs(config)]]
+    return [Path(argument) for kind, argument, _ in specs if kind == "file"]
+
+
 def load_prompts(specs: list[str], config: Config, *, limit: int | None = None) -> list[Prompt]:
     """Prompts of several sources, one source after the other, without duplicates.
 
     For calibration and benchmarks; training goes through ``pipeline.run``.
     """
-    from forespark.data.prompts import Seen
-
     context = SourceContext(config, Drops())
     seen, found = Seen(), []
     for spec in specs:
