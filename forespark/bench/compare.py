@@ -12,6 +12,7 @@ both arms, because a round met the same machine and the same prompts.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def throughput_at(points: Curve, interactivity: float) -> float | None:
     x = np.log(interactivity)
     floor = HALF * max(point.throughput for point in points)
     found = [p.throughput for p in points if p.interactivity == interactivity]
-    for left, right in zip(points, points[1:], strict=False):
+    for left, right in itertools.pairwise(points):
         a, b = np.log(left.interactivity), np.log(right.interactivity)
         if a != b and min(a, b) <= x <= max(a, b):
             share = (x - a) / (b - a)
@@ -108,7 +109,7 @@ def _knots(points: Curve) -> list[float]:
         return []
     floor = HALF * max(point.throughput for point in points)
     knots = [point.interactivity for point in points]
-    for left, right in zip(points, points[1:], strict=False):
+    for left, right in itertools.pairwise(points):
         low, high = sorted((left.throughput, right.throughput))
         if low < floor < high:
             share = (floor - left.throughput) / (right.throughput - left.throughput)

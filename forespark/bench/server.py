@@ -7,6 +7,7 @@ process is killed outright (the kernel then signals the server).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -223,10 +224,8 @@ def _answers(url: str) -> bool:
 
 
 def _signal_group(group: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        pass
 
 
 def _group_alive(group: int) -> bool:

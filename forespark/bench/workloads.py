@@ -11,8 +11,10 @@ import hashlib
 import json
 import logging
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,8 @@ def load_prompts(sources: list[str], *, seed: int, limit: int | None = None) -> 
     """Prompts of all sources without repetitions, shuffled by ``seed``.
 
     Args:
-        sources: ``starter:PART`` or ``file:PATH`` (JSON lines, also ``.gz``).
+        sources: ``starter:PART`` or ``file:PATH`` (JSON lines, also ``.gz``); a suffix
+            ``#START:STOP`` takes only these rows.
         seed: Order of the result; the same sources and seed give the same order.
         limit: At most this many, taken from the front of that order.
 
@@ -58,7 +61,9 @@ def load_prompts(sources: list[str], *, seed: int, limit: int | None = None) -> 
 
 
 def _read_source(source: str) -> Iterator[Prompt]:
-    kind, _, rest = source.partition(":")
+    cut = re.search(r"#(\d*):(\d*)$", source)
+    start, stop = (int(n) if n else None for n in cut.groups()) if cut else (None, None)
+    kind, _, rest = source[: cut.start() if cut else None].partition(":")
     if kind == "file" and rest:
         path = Path(rest).expanduser()
     elif kind == "starter":
@@ -68,7 +73,7 @@ def _read_source(source: str) -> Iterator[Prompt]:
     if not path.is_file():
         raise ValueError(f"{source}: no such file {path}")
     unusable = 0
-    for number, row in _json_lines(path):
+    for number, row in islice(_json_lines(path), start, stop):
         messages = first_turn(row)
         if messages is None:
             unusable += 1

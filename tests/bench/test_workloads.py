@@ -1,0 +1,84 @@
+"""Prompt forms, selection, and what a bad source says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from forespark.bench.workloads import first_turn, load_prompts
+
+USER = (("user", "hi there"),)
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ({"prompt": " hi there "}, USER),
+        ({"question": "hi there", "answer": "x"}, USER),
+        ({"turns": ["hi there", "later"]}, USER),
+        ({"messages": [{"role": "user", "content": "hi there"}]}, USER),
+        (
+            {"messages": [{"role": "system", "content": "be brief"},
+                          {"role": "user", "content": "hi there"}]},
+            (("system", "be brief"), *USER),
+        ),
+        ({"conversations": [{"from": "human", "value": "hi there"},
+                            {"from": "gpt", "value": "x"}]}, USER),
+        ({"conversations": [{"from": "gpt", "value": "x"},
+                            {"from": "human", "value": "hi there"}]}, USER),
+        ({"conversations": [{"from": "gpt", "value": "x"}]}, None),
+        ({"prompt": "   "}, None),
+        ({"turns": []}, None),
+        ({"messages": [{"role": "user", "content": None}]}, None),
+        ({"class": "x", "data": ["y"]}, None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_forms(row, wanted):
+    assert first_turn(row) == wanted
+
+
+def write(path, rows):
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return f"file:{path}"
+
+
+def test_selection_is_deterministic_and_without_repetitions(tmp_path):
+    rows = [{"prompt": f"p{i}"} for i in range(20)]
+    one = write(tmp_path / "a.jsonl", rows + rows[:5])
+    two = write(tmp_path / "b.jsonl.gz", rows[::-1])
+    first = load_prompts([one], seed=3)
+    assert len(first) == 20 and first == load_prompts([two, one], seed=3)
+    assert first != load_prompts([one], seed=4)
+    assert load_prompts([one], seed=3, limit=4) == first[:4]
+    assert len(load_prompts([f"{one}#2:6"], seed=3)) == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("web:x", "unknown prompt source 'web:x'"),
+        ("file:", "unknown prompt source"),
+        ("file:/nowhere.jsonl", "no such file"),
+    ],
+)
+def test_bad_sources(source, message):
+    with pytest.raises(ValueError, match=message):
+        load_prompts([source], seed=0)
+
+
+def test_bad_files_name_the_line(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n{"prom')
+    with pytest.raises(ValueError, match="line 2: not JSON"):
+        load_prompts([f"file:{tmp_path}/x.jsonl"], seed=0)
+    (tmp_path / "y.jsonl.gz").write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match="not readable"):
+        load_prompts([f"file:{tmp_path}/y.jsonl.gz"], seed=0)
+    with pytest.raises(ValueError, match="no usable prompt"):
+        load_prompts([write(tmp_path / "z.jsonl", [{"text": "a"}])], seed=0)
