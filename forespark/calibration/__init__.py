@@ -1,0 +1,1 @@
+"""Fits from recorded runs: estimator calibration and latency tables (Appendix B)."""
