@@ -49,7 +49,7 @@ check_disk() { # GiB needed
 pip_install() {
     local attempt
     for attempt in 1 2; do
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
             ${FORESPARK_TORCH_INDEX:+--extra-index-url "$FORESPARK_TORCH_INDEX"} \
             "$@" >>.venv/setup.log 2>&1 && return
     done

@@ -56,8 +56,8 @@ def problems(flavour: str) -> list[str]:
         except metadata.PackageNotFoundError:
             found.append(f"{name} is not installed, want {want}.")
             continue
-        if got.split("+")[0] != want:
-            found.append(f"{name} is {got}, want {want}.")
+        if got.split("+")[0] != want or (flavour == "cuda" and got.endswith("+cpu")):
+            found.append(f"{name} is {got}, want {want} for {flavour}.")
     group, name = PLUGIN
     if name not in metadata.entry_points(group=group).names:
         found.append(f"entry point {name} of group {group} is missing.")

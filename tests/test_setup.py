@@ -83,7 +83,7 @@ def test_a_wrong_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(verify_install.PINS, "numpy", "0.0.1")
     monkeypatch.setitem(verify_install.PINS, "no-such-package", "1")
     text = " ".join(verify_install.problems("cuda"))
-    assert "want 0.0.1" in text
+    assert "want 0.0.1 for cuda" in text
     assert "no-such-package is not installed" in text
 
 
