@@ -35,7 +35,10 @@ def main() -> None:
 
     manifest = run(config, out=out, endpoint=args.endpoint)
     counts = manifest["counts"]
-    print(f"{counts['rows']} rows, {counts['answer_tokens']} answer tokens; left out or cut: {manifest['reasons']}")
+    print(
+        f"{counts['rows']} rows, {counts['answer_tokens']} answer tokens; "
+        f"left out or cut: {manifest['reasons'] or 'none'}"
+    )
     cli.done(out, f"python train.py --target {config.target.name}")
 
 

@@ -27,13 +27,18 @@ def _boundary(row: dict[str, Any]) -> int | None:
     return start if mask == [0] * start + [1] * (len(mask) - start) else None
 
 
-def _fault(row: dict[str, Any], start: int | None, expected: list[int], limit: int, eos: set[int]) -> tuple[str, str] | None:
+def _fault(
+    row: dict[str, Any], start: int | None, expected: list[int], limit: int, eos: set[int]
+) -> tuple[str, str] | None:
     """Why a row cannot be trained on, as (reason, detail)."""
     ids = row["input_ids"]
     if start is None:
         return "unreadable", "loss_mask does not mark one answer at the end"
     if ids[:start] != expected:
-        return "template_mismatch", "the prompt's tokens are not the target's chat template of this prompt"
+        return (
+            "template_mismatch",
+            "the prompt's tokens are not the target's chat template of this prompt",
+        )
     if not [token for token in ids[start:] if token not in eos]:
         return "empty_response", "the answer has no token besides the end of turn"
     if len(ids) > limit:
@@ -56,11 +61,18 @@ def _conversation(
             continue
         row = next(answers, None)
         if row is None:
-            drops.add("conversation_cut", prompt.id, prompt.source, trained=bool(kept),
-                      detail=f"{len(rows)} of {len(prompt.user_turns)} turns fit the context")
+            drops.add(
+                "conversation_cut",
+                prompt.id,
+                prompt.source,
+                trained=bool(kept),
+                detail=f"{len(rows)} of {len(prompt.user_turns)} turns fit the context",
+            )
             break
         start = _boundary(row)
-        fault = _fault(row, start, render(tokenizer, history, kwargs), config.target.max_model_len, eos)
+        fault = _fault(
+            row, start, render(tokenizer, history, kwargs), config.target.max_model_len, eos
+        )
         if fault is not None:
             drops.add(fault[0], row["id"], prompt.source, detail=fault[1], row=row)
             break  # later answers have this one in their context
@@ -68,10 +80,22 @@ def _conversation(
         truncated = row.get("metadata", {}).get("finish_reason") == "length"
         if truncated:
             trained = config.data.keep_truncated
-            drops.add("truncated", row["id"], prompt.source, trained=trained, **({} if trained else {"row": row}))
+            drops.add(
+                "truncated",
+                row["id"],
+                prompt.source,
+                trained=trained,
+                **({} if trained else {"row": row}),
+            )
         if not truncated or config.data.keep_truncated:
-            kept.append({"id": row["id"], "source": prompt.source, "input_ids": row["input_ids"],
-                         "loss_mask": row["loss_mask"]})
+            kept.append(
+                {
+                    "id": row["id"],
+                    "source": prompt.source,
+                    "input_ids": row["input_ids"],
+                    "loss_mask": row["loss_mask"],
+                }
+            )
         answer = tokenizer.decode(row["input_ids"][start:], skip_special_tokens=True)
         history.append({"role": "assistant", "content": answer})
     return kept
@@ -122,8 +146,12 @@ def save(rows: Sequence[dict[str, Any]], out: Path) -> None:
     """
     from datasets import Dataset, Features, Sequence, Value
 
-    kinds = {"id": Value("string"), "source": Value("string"), "input_ids": Sequence(Value("int32")),
-             "loss_mask": Sequence(Value("int8"))}
+    kinds = {
+        "id": Value("string"),
+        "source": Value("string"),
+        "input_ids": Sequence(Value("int32")),
+        "loss_mask": Sequence(Value("int8")),
+    }
     columns = {name: [row[name] for row in rows] for name in COLUMNS}
     scratch = out / ".corpus.tmp"
     shutil.rmtree(scratch, ignore_errors=True)

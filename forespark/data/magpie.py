@@ -40,7 +40,9 @@ def user_turn_prefix(tokenizer: Any, kwargs: dict[str, Any]) -> tuple[str, int]:
     before, mark, after = text.partition(_MARK)
     ids = tokenizer.encode(after, add_special_tokens=False)
     if not mark or not ids:
-        raise ValueError("magpie: the target's chat template does not delimit a user turn; drop this source")
+        raise ValueError(
+            "magpie: the target's chat template does not delimit a user turn; drop this source"
+        )
     return before, ids[0]
 
 
@@ -66,9 +68,13 @@ def _sample(url: str, body: dict[str, Any]) -> dict[str, Any]:
         with urllib.request.urlopen(request, timeout=3600) as reply:
             choice = json.load(reply)["choices"][0]
     except urllib.error.HTTPError as error:
-        raise ValueError(f"magpie: {url} answered {error.code}: {error.read(300).decode(errors='replace')}") from None
+        raise ValueError(
+            f"magpie: {url} answered {error.code}: {error.read(300).decode(errors='replace')}"
+        ) from None
     except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"magpie: {url} gave no completion ({error}); run again to resume") from None
+        raise ValueError(
+            f"magpie: {url} gave no completion ({error}); run again to resume"
+        ) from None
     kept = {key: body[key] for key in ("seed", "temperature")}
     return {**kept, "finish_reason": choice["finish_reason"], "text": choice["text"].strip()}
 
@@ -88,8 +94,8 @@ def _attempts(context: SourceContext) -> Iterator[dict[str, Any]]:
         for number, row in enumerate(record.read_jsonl(kept)):
             if (row["seed"], row["temperature"]) != (config.data.seed + number, temperature):
                 raise ValueError(
-                    f"{kept}, sample {number}: drawn with another data.seed or data.magpie_temperature; "
-                    "delete the file or choose another --out"
+                    f"{kept}, sample {number}: drawn with another data.seed or "
+                    "data.magpie_temperature; delete the file or choose another --out"
                 )
             yield row
     url = context.endpoint()
@@ -110,7 +116,9 @@ def _attempts(context: SourceContext) -> Iterator[dict[str, Any]]:
             while True:
                 while len(window) < config.data.concurrency:
                     issued += 1
-                    window.append(pool.submit(_sample, url, {**body, "seed": config.data.seed + issued}))
+                    window.append(
+                        pool.submit(_sample, url, {**body, "seed": config.data.seed + issued})
+                    )
                 row = window.pop(0).result()
                 record.append_jsonl(kept, row)
                 yield row
@@ -129,7 +137,10 @@ def magpie_rows(context: SourceContext) -> Iterator[dict[str, Any]]:
     if wanted < 1:
         raise ValueError("source magpie: data.magpie_rows is 0, set how many user turns to sample")
     if context.endpoint is None or context.state_dir is None:
-        raise ValueError("source magpie samples from a served target and works in data.py only; use file:PATH here")
+        raise ValueError(
+            "source magpie samples from a served target and works in data.py only; "
+            "use file:PATH here"
+        )
     seen: set[str] = set()
     for number, row in enumerate(_attempts(context)):
         if len(seen) >= wanted or number >= ATTEMPTS_PER_ROW * wanted + 10:

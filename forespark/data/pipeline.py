@@ -52,7 +52,9 @@ def collect(context: SourceContext, forbidden: Forbidden, limit: int | None) -> 
     from tqdm import tqdm
 
     config, drops = context.config, context.drops
-    longest = min(config.data.max_prompt_tokens, config.target.max_model_len - regenerate.answer_cap(config))
+    longest = min(
+        config.data.max_prompt_tokens, config.target.max_model_len - regenerate.answer_cap(config)
+    )
     special = [token for token in tokenizer_of(config.target.model).all_special_tokens if token]
     seen, taken, kept = Seen(), set[str](), list[Prompt]()
     sources = [iterate(spec, context) for spec in config.data.sources]
@@ -63,15 +65,28 @@ def collect(context: SourceContext, forbidden: Forbidden, limit: int | None) -> 
             if seen.duplicate(prompt):
                 drops.add("duplicate", prompt.id, prompt.source)
             elif origin is not None:
-                drops.add("contaminated", prompt.id, prompt.source, detail=f"a turn is in {origin}", row=prompt.row())
+                drops.add(
+                    "contaminated",
+                    prompt.id,
+                    prompt.source,
+                    detail=f"a turn is in {origin}",
+                    row=prompt.row(),
+                )
             elif any(token in text for token in special):
                 drops.add("special_token", prompt.id, prompt.source, row=prompt.row())
             elif (length := regenerate.prompt_tokens(config, prompt)) > longest:
-                drops.add("over_long", prompt.id, prompt.source, detail=f"{length} prompt tokens, at most {longest}",
-                          row=prompt.row())
+                drops.add(
+                    "over_long",
+                    prompt.id,
+                    prompt.source,
+                    detail=f"{length} prompt tokens, at most {longest}",
+                    row=prompt.row(),
+                )
             else:
                 if prompt.id in taken:  # two files may number their rows alike
-                    prompt = Prompt(content_id(prompt.id, prompt.messages), prompt.source, prompt.messages)
+                    prompt = Prompt(
+                        content_id(prompt.id, prompt.messages), prompt.source, prompt.messages
+                    )
                 taken.add(prompt.id)
                 kept.append(prompt)
                 bar.update(1)
@@ -87,14 +102,19 @@ def _lock(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(f"{out}: another data run is writing there; wait for it or choose another --out") from None
+            raise ValueError(
+                f"{out}: another data run is writing there; wait for it or choose another --out"
+            ) from None
         yield
 
 
 def _key(config: Config, limit: int | None, out: Path) -> dict[str, Any]:
     """What a finished corpus was made of; equal keys mean there is nothing to do."""
-    files = {name: record.file_sha256(out / name) for name in ("prompts.jsonl", "responses.jsonl")
-             if (out / name).is_file()}
+    files = {
+        name: record.file_sha256(out / name)
+        for name in ("prompts.jsonl", "responses.jsonl")
+        if (out / name).is_file()
+    }
     settings = {**asdict(config.data), "limit": limit, "concurrency": None}
     return {
         "target": config.target.name,
@@ -108,7 +128,11 @@ def _key(config: Config, limit: int | None, out: Path) -> dict[str, Any]:
 
 def _check_sampling(config: Config, responses: list[dict[str, Any]], path: Path) -> None:
     for row in responses:
-        used = row.get("metadata", {}).get("sampling_params", {}).get("temperature", config.data.temperature)
+        used = (
+            row.get("metadata", {})
+            .get("sampling_params", {})
+            .get("temperature", config.data.temperature)
+        )
         if used != config.data.temperature:
             raise ValueError(
                 f"{path}, row {row['id']}: sampled at temperature {used}, data.temperature is "
@@ -119,7 +143,10 @@ def _check_sampling(config: Config, responses: list[dict[str, Any]], path: Path)
 def _errors(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    return {str(row["id"]): str(row.get("metadata", {}).get("error", "")) for row in record.read_jsonl(path)}
+    return {
+        str(row["id"]): str(row.get("metadata", {}).get("error", ""))
+        for row in record.read_jsonl(path)
+    }
 
 
 def _answer(config: Config, prompts: list[Prompt], out: Path, endpoint: Callable[[], str]) -> None:
@@ -128,7 +155,9 @@ def _answer(config: Config, prompts: list[Prompt], out: Path, endpoint: Callable
     room = regenerate.room_for(config, prompts)
     removed = regenerate.repair(path, {p.id: len(p.user_turns) for p in prompts}, room)
     if removed:
-        print(f"{path}: {removed} unfinished row(s) of an interrupted run taken out, to be made again")
+        print(
+            f"{path}: {removed} unfinished row(s) of an interrupted run taken out, to be made again"
+        )
     responses = regenerate.read_responses(path)
     _check_sampling(config, responses, path)
     done = {str(row["primary_id"]) for row in responses}
@@ -140,7 +169,11 @@ def _answer(config: Config, prompts: list[Prompt], out: Path, endpoint: Callable
 
 
 def _manifest(
-    config: Config, key: dict[str, Any], prompts: list[Prompt], rows: list[dict[str, Any]], drops: Drops
+    config: Config,
+    key: dict[str, Any],
+    prompts: list[Prompt],
+    rows: list[dict[str, Any]],
+    drops: Drops,
 ) -> dict[str, Any]:
     return {
         "schema": MANIFEST_SCHEMA,
@@ -164,7 +197,9 @@ def _finished(out: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     return manifest if manifest.get("key") == json.loads(json.dumps(key)) and not retry else None
 
 
-def run(config: Config, *, out: Path, endpoint: str | None = None, limit: int | None = None) -> dict[str, Any]:
+def run(
+    config: Config, *, out: Path, endpoint: str | None = None, limit: int | None = None
+) -> dict[str, Any]:
     """Build the corpus in ``out``; a second run goes on where the first one stopped.
 
     Args:
@@ -192,13 +227,17 @@ def run(config: Config, *, out: Path, endpoint: str | None = None, limit: int | 
                 if endpoint is not None:
                     urls.append(check_endpoint(endpoint, config.target.model))
                 else:
-                    urls.append(stack.enter_context(served_target(config, log=out / "server.log")).url)
+                    urls.append(
+                        stack.enter_context(served_target(config, log=out / "server.log")).url
+                    )
             return urls[0]
 
         drops = Drops()
         prompts = collect(SourceContext(config, drops, out, url), forbidden_prompts(config), limit)
         if not prompts:
-            raise ValueError(f"no usable prompt in {', '.join(config.data.sources)}: {drops.counts() or 'empty'}")
+            raise ValueError(
+                f"no usable prompt in {', '.join(config.data.sources)}: {drops.counts() or 'empty'}"
+            )
         text = "".join(json.dumps(prompt.row(), ensure_ascii=False) + "\n" for prompt in prompts)
         record.write_text(out / "prompts.jsonl", text)
         finished = _finished(out, _key(config, limit, out))
@@ -208,11 +247,15 @@ def run(config: Config, *, out: Path, endpoint: str | None = None, limit: int | 
         record.write_text(out / "config.yaml", dump(config))
         _answer(config, prompts, out, url)
         responses = regenerate.read_responses(out / "responses.jsonl")
-        rows = corpus.corpus_rows(config, prompts, responses, _errors(out / "responses.errors.jsonl"), drops)
+        rows = corpus.corpus_rows(
+            config, prompts, responses, _errors(out / "responses.errors.jsonl"), drops
+        )
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in drops.rows)
         record.write_text(out / "errors.jsonl", lines)
         if not rows:
-            raise ValueError(f"{out}: no answer can be trained on: {drops.counts()}; see {out / 'errors.jsonl'}")
+            raise ValueError(
+                f"{out}: no answer can be trained on: {drops.counts()}; see {out / 'errors.jsonl'}"
+            )
         corpus.save(rows, out)
         manifest = _manifest(config, _key(config, limit, out), prompts, rows, drops)
         record.write_json(out / "manifest.json", manifest)

@@ -57,7 +57,9 @@ class Drops:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, reason: str, row_id: str, source: str, *, trained: bool = False, **more: Any) -> None:
+    def add(
+        self, reason: str, row_id: str, source: str, *, trained: bool = False, **more: Any
+    ) -> None:
         """Record one row; ``trained`` says that the corpus holds it all the same."""
         entry = {"id": row_id, "source": source, "reason": reason, "trained": trained}
         self.rows.append({**entry, **more})
@@ -99,7 +101,10 @@ def _text(content: Any) -> str | None:
     if isinstance(content, str):
         return content.strip()
     if isinstance(content, list):
-        parts = [p.get("text") if isinstance(p, dict) and p.get("type") == "text" else None for p in content]
+        parts = [
+            p.get("text") if isinstance(p, dict) and p.get("type") == "text" else None
+            for p in content
+        ]
         if all(isinstance(part, str) for part in parts):
             return "\n".join(parts).strip()  # type: ignore[arg-type]
     return None

@@ -42,7 +42,10 @@ def read_responses(path: Path) -> list[dict[str, Any]]:
                     row = json.loads(line)
                 except (json.JSONDecodeError, UnicodeDecodeError):
                     continue
-                if isinstance(row, dict) and {"id", "primary_id", "input_ids", "loss_mask"} <= row.keys():
+                if (
+                    isinstance(row, dict)
+                    and {"id", "primary_id", "input_ids", "loss_mask"} <= row.keys()
+                ):
                     rows.setdefault(str(row["id"]), row)
     return list(rows.values())
 
@@ -115,7 +118,9 @@ def room_for(config: Config, prompts: Sequence[Prompt]) -> int:
     """Length in tokens past which no conversation of these can take another turn."""
     tokenizer = tokenizer_of(config.target.model)
     later = [turn for prompt in prompts for turn in prompt.user_turns[1:]]
-    longest = max((len(tokenizer.encode(turn, add_special_tokens=False)) for turn in later), default=0)
+    longest = max(
+        (len(tokenizer.encode(turn, add_special_tokens=False)) for turn in later), default=0
+    )
     return max(1, config.target.max_model_len - answer_cap(config) - longest - TURN_OVERHEAD)
 
 
@@ -129,8 +134,8 @@ def answer_cap(config: Config) -> int:
     cap = min(data.max_tokens, context - data.max_prompt_tokens)
     if cap < 1:
         raise ValueError(
-            f"data.max_prompt_tokens is {data.max_prompt_tokens}, the target's context {context}: no room for "
-            "an answer, lower data.max_prompt_tokens or raise target.max_model_len"
+            f"data.max_prompt_tokens is {data.max_prompt_tokens}, the target's context {context}: "
+            "no room for an answer, lower data.max_prompt_tokens or raise target.max_model_len"
         )
     return cap
 
@@ -138,7 +143,10 @@ def answer_cap(config: Config) -> int:
 def sampling_params(config: Config) -> dict[str, Any]:
     """Sampling parameters merged into every chat request."""
     data = config.data
-    params: dict[str, Any] = {"temperature": data.temperature, "max_completion_tokens": answer_cap(config)}
+    params: dict[str, Any] = {
+        "temperature": data.temperature,
+        "max_completion_tokens": answer_cap(config),
+    }
     if data.temperature > 0:
         params.update(top_p=data.top_p, seed=data.seed)
     if kwargs := template_kwargs(config):
@@ -147,10 +155,11 @@ def sampling_params(config: Config) -> dict[str, Any]:
 
 
 def prompt_tokens(config: Config, prompt: Prompt) -> int:
-    """Length of the longest prompt this conversation has before any answer is known."""
-    tokenizer = tokenizer_of(config.target.model)
-    messages = [{"role": role, "content": text} for role, text in prompt.messages]
-    return len(render(tokenizer, messages, template_kwargs(config)))
+    """Length in tokens of the longest user turn, with system message and template."""
+    tokenizer, kwargs = tokenizer_of(config.target.model), template_kwargs(config)
+    system = [{"role": role, "content": text} for role, text in prompt.messages if role == "system"]
+    turns = ([*system, {"role": "user", "content": turn}] for turn in prompt.user_turns)
+    return max(len(render(tokenizer, messages, kwargs)) for messages in turns)
 
 
 def regenerate(config: Config, prompts: Sequence[Prompt], out: Path, url: str, room: int) -> None:
@@ -164,7 +173,9 @@ def regenerate(config: Config, prompts: Sequence[Prompt], out: Path, url: str, r
     from speculators.cli.regenerate_responses import regenerate_responses
 
     pending = out / "pending.jsonl"
-    record.write_text(pending, "".join(json.dumps(p.row(), ensure_ascii=False) + "\n" for p in prompts))
+    record.write_text(
+        pending, "".join(json.dumps(p.row(), ensure_ascii=False) + "\n" for p in prompts)
+    )
     regenerate_responses(
         endpoint=f"{url}/v1/chat/completions",
         model=config.target.model,

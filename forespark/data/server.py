@@ -45,7 +45,10 @@ class Server:
         """Raise ``ServerDied`` when the process is gone."""
         code = self.process.poll()
         if code is not None:
-            raise ServerDied(f"the vLLM server ended with code {code}; the end of {self.log}:\n{log_tail(self.log)}")
+            raise ServerDied(
+                f"the vLLM server ended with code {code}; the end of {self.log}:\n"
+                f"{log_tail(self.log)}"
+            )
 
 
 def log_tail(log: Path, lines: int = _LOG_LINES) -> str:
@@ -102,8 +105,8 @@ def refuse_used_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"cannot listen on {host}:{port} ({error.strerror}); choose another serve.port, or use the "
-                f"server that is there with --endpoint http://{host}:{port}"
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another serve.port, "
+                f"or use the server that is there with --endpoint http://{host}:{port}"
             ) from None
 
 
@@ -142,14 +145,19 @@ def _wait(server: Server, timeout_s: float) -> None:
         waited = time.monotonic() - started
         if waited > timeout_s:
             raise ServerDied(
-                f"the vLLM server was not ready after {timeout_s:.0f} s (serve.ready_timeout_s); the end of "
-                f"{server.log}:\n{log_tail(server.log)}"
+                f"the vLLM server was not ready after {timeout_s:.0f} s (serve.ready_timeout_s); "
+                f"the end of {server.log}:\n{log_tail(server.log)}"
             )
         if waited - shown >= 5:
             shown = waited
-            print(f"waiting for the vLLM server: {waited:.0f} s (log: {server.log})", file=sys.stderr)
+            print(
+                f"waiting for the vLLM server: {waited:.0f} s (log: {server.log})", file=sys.stderr
+            )
         time.sleep(0.5)
-    print(f"vLLM server ready at {server.url} after {time.monotonic() - started:.0f} s", file=sys.stderr)
+    print(
+        f"vLLM server ready at {server.url} after {time.monotonic() - started:.0f} s",
+        file=sys.stderr,
+    )
 
 
 def _watch(server: Server, done: threading.Event) -> None:
@@ -161,7 +169,9 @@ def _watch(server: Server, done: threading.Event) -> None:
 
 
 @contextmanager
-def served(command: Sequence[str], env: dict[str, str], url: str, log: Path, timeout_s: float) -> Iterator[Server]:
+def served(
+    command: Sequence[str], env: dict[str, str], url: str, log: Path, timeout_s: float
+) -> Iterator[Server]:
     """Run a server command until the block ends; nothing it started survives.
 
     Raises:
@@ -170,8 +180,13 @@ def served(command: Sequence[str], env: dict[str, str], url: str, log: Path, tim
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(
-            list(command), env=env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=_die_with_parent,
+            list(command),
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
     atexit.register(stop, process)
     server, done = Server(url, process, log), threading.Event()
@@ -219,10 +234,12 @@ def check_endpoint(url: str, model: str) -> str:
         with urllib.request.urlopen(f"{base}/v1/models", timeout=20) as reply:
             served_models: list[Any] = [entry["id"] for entry in json.load(reply)["data"]]
     except (OSError, ValueError, KeyError, urllib.error.URLError) as error:
-        raise ValueError(f"--endpoint {url}: no OpenAI-compatible server answers there ({error})") from None
+        raise ValueError(
+            f"--endpoint {url}: no OpenAI-compatible server answers there ({error})"
+        ) from None
     if model not in served_models:
         raise ValueError(
-            f"--endpoint {url} serves {', '.join(map(str, served_models))}, the target is {model}: start it "
-            f"with --served-model-name {model}, or set target.model"
+            f"--endpoint {url} serves {', '.join(map(str, served_models))}, the target is {model}: "
+            f"start it with --served-model-name {model}, or set target.model"
         )
     return base

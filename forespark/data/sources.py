@@ -20,7 +20,9 @@ from forespark.data.prompts import Drops, Prompt, Seen, content_id, parse_row
 
 STARTER_DIR = Path(__file__).resolve().parent / "starter"
 STARTER_PARTS = ("train", "calibration", "bench")
-KINDS = "starter[:train|calibration|bench], magpie, file:PATH, hub:NAME (each may end in #START:STOP)"
+KINDS = (
+    "starter[:train|calibration|bench], magpie, file:PATH, hub:NAME (each may end in #START:STOP)"
+)
 
 
 @dataclass
@@ -50,15 +52,19 @@ def split_spec(spec: str) -> tuple[str, str, slice]:
     if kind not in ("starter", "magpie", "file", "hub"):
         raise ValueError(f"unknown prompt source {spec!r}: want {KINDS}")
     if kind in ("file", "hub") and not argument:
-        raise ValueError(f"prompt source {spec!r} names no {'path' if kind == 'file' else 'dataset'}")
+        raise ValueError(
+            f"prompt source {spec!r} names no {'path' if kind == 'file' else 'dataset'}"
+        )
     if kind == "starter" and (argument or "train") not in STARTER_PARTS:
-        raise ValueError(f"unknown starter part {argument!r}: want one of {', '.join(STARTER_PARTS)}")
+        raise ValueError(
+            f"unknown starter part {argument!r}: want one of {', '.join(STARTER_PARTS)}"
+        )
     return kind, argument, rows
 
 
 def _open_lines(path: Path) -> Iterator[str]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as lines:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
         yield from lines
 
 
@@ -82,8 +88,8 @@ def file_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{path}, line {number}: not JSON ({error.msg}); want one JSON object a line, the file is "
-            "truncated or of another form"
+            f"{path}, line {number}: not JSON ({error.msg}); want one JSON object a line, "
+            "the file is truncated or of another form"
         ) from None
     except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read after line {number} ({error})") from None
@@ -106,16 +112,20 @@ def hub_rows(name: str) -> Iterator[dict[str, Any]]:
         name="alpaca", hf_path="tatsu-lab/alpaca", split="train", prompt_field="instruction"
     )
     if name not in presets and "/" not in name:
-        raise ValueError(f"hub:{name}: unknown preset, want owner/dataset or one of {', '.join(sorted(presets))}")
+        raise ValueError(
+            f"hub:{name}: unknown preset, want owner/dataset or one of {', '.join(sorted(presets))}"
+        )
     preset = presets.get(name) or DatasetConfig(name=name, hf_path=name, split="train")
     try:
-        rows = iter(load_dataset(preset.hf_path, name=preset.subset, split=preset.split, streaming=True))
+        rows = iter(
+            load_dataset(preset.hf_path, name=preset.subset, split=preset.split, streaming=True)
+        )
         first = next(rows, None)
-    except Exception as error:  # noqa: BLE001 -- every network layer raises its own kind
+    except Exception as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"hub:{name}: cannot load {preset.hf_path} ({cause}); check the network and HF_HUB_OFFLINE, "
-            "or give a downloaded JSON-lines copy as file:PATH"
+            f"hub:{name}: cannot load {preset.hf_path} ({cause}); "
+            "check the network and HF_HUB_OFFLINE, or give a downloaded JSON-lines copy as file:PATH"
         ) from None
     if first is None:
         return
@@ -158,7 +168,12 @@ def iterate(spec: str, context: SourceContext) -> Iterator[Prompt]:
         if parsed.reason is not None:
             shown = {} if parsed.messages else {"row": row}
             context.drops.add(
-                parsed.reason, row_id, spec, trained=bool(parsed.messages), detail=parsed.detail, **shown
+                parsed.reason,
+                row_id,
+                spec,
+                trained=bool(parsed.messages),
+                detail=parsed.detail,
+                **shown,
             )
         if parsed.messages:
             yield Prompt(row_id, spec, parsed.messages)
@@ -166,7 +181,9 @@ def iterate(spec: str, context: SourceContext) -> Iterator[Prompt]:
 
 def excluded_specs(config: Config) -> list[str]:
     """Sources that training must not see: ``data.exclude``, calibration and benchmarks."""
-    return list(dict.fromkeys([*config.data.exclude, *config.calibrate.sources, *config.bench.prompts]))
+    return list(
+        dict.fromkeys([*config.data.exclude, *config.calibrate.sources, *config.bench.prompts])
+    )
 
 
 def needed_files(config: Config) -> list[Path]:
@@ -185,7 +202,7 @@ def load_prompts(specs: list[str], config: Config, *, limit: int | None = None) 
     For calibration and benchmarks; training goes through ``pipeline.run``.
     """
     context = SourceContext(config, Drops())
-    seen, found = Seen(), []
+    seen, found = Seen(), list[Prompt]()
     for spec in specs:
         for prompt in iterate(spec, context):
             if limit is not None and len(found) >= limit:
