@@ -11,12 +11,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import torch
 import triton.language.extra.libdevice as libdevice
 from triton import language as tl
-from triton.runtime.interpreter import TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from forespark.serving.cpu import registry
 
@@ -28,6 +29,31 @@ TOLERANCE = {"rtol": 2e-5, "atol": 2e-5, "equal_nan": True}
 def _log1p(x: tl.tensor) -> tl.tensor:
     """libdevice.log1p, which the interpreter lacks."""
     return tl.core.tensor(TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
+
+
+def _bool_mask(method, position: int):
+    """A load or store whose mask the interpreter made int32, out of a scalar int1."""
+
+    def call(self, *arguments):
+        mask = arguments[position]
+        repaired = TensorHandle(mask.data.astype(bool), tl.int1)
+        return method(self, *arguments[:position], repaired, *arguments[position + 1 :])
+
+    return call
+
+
+@contextmanager
+def interpreter_repairs() -> Iterator[None]:
+    """What Triton 3.9's interpreter lacks for vLLM's sampling kernels."""
+    with (
+        mock.patch.object(libdevice, "log1p", _log1p),
+        mock.patch.multiple(
+            InterpreterBuilder,
+            create_masked_load=_bool_mask(InterpreterBuilder.create_masked_load, 1),
+            create_masked_store=_bool_mask(InterpreterBuilder.create_masked_store, 2),
+        ),
+    ):
+        yield
 
 
 def _clone(value):
@@ -71,13 +97,12 @@ def beside(module_name: str, *names: str) -> Iterator[dict[str, SideBySide]]:
     module = importlib.import_module(module_name)
     kernels = {name: getattr(module, name) for name in names}
     pairs = {name: SideBySide(module_name, name, kernel) for name, kernel in kernels.items()}
-    log1p, libdevice.log1p = libdevice.log1p, _log1p
     try:
         for name, pair in pairs.items():
             setattr(module, name, pair)
-        yield pairs
+        with interpreter_repairs():
+            yield pairs
     finally:
-        libdevice.log1p = log1p
         for name, kernel in kernels.items():
             setattr(module, name, kernel)
 

@@ -144,29 +144,38 @@ def _selector(num_reqs: int, steps: int, top_k: int, vocabulary: int = 50):
     return scores, candidates, torch.arange(num_reqs * steps) + 30, states
 
 
-@pytest.mark.parametrize("probabilistic", [False, True])
-@pytest.mark.parametrize("num_reqs", [1, 4])
-def test_selector_walk(probabilistic, num_reqs):
-    """The interpreter cannot run this kernel: ``mask has unsupported dtype``."""
+def _selector_arguments(num_reqs: int) -> tuple:
     steps, top_k = 3, 5
     scores, candidates, positions, states = _selector(num_reqs, steps, top_k)
-    scores[0, 1, :, 2] = float("nan")  # never chosen
     scores[0, 0, 0] = 1.5  # ties: the first, unless noise decides
     temperature, seeds = torch.tensor([0.0, 1, 1, 1, 0.8, 1]), torch.arange(SLOTS) + 77
-    tokens, realized = torch.full((6, steps), -7), torch.full((6, steps, top_k), -7.0)
-    twin = registry.load()[DFLASH2, "_selector_walk_kernel"]
-    twin[(num_reqs,)](
-        scores, candidates, positions, states, temperature, seeds, tokens, realized,
-        num_steps=steps, top_k=top_k, BLOCK_K=8, SAMPLE_PROBABILISTIC=probabilistic,
-        USE_FP64=False, num_warps=1,
+    outputs = torch.full((6, steps), -7), torch.full((6, steps, top_k), -7.0)
+    return scores, candidates, positions, states, temperature, seeds, *outputs
+
+
+@pytest.mark.parametrize("fp64", [False, True])
+@pytest.mark.parametrize("probabilistic", [False, True])
+@pytest.mark.parametrize("num_reqs", [1, 4])
+def test_selector_walk(probabilistic, num_reqs, fp64):
+    arguments = _selector_arguments(num_reqs)
+    arguments[0][0, 1, :, 2] = float("nan")  # never chosen
+    with beside(DFLASH2, "_selector_walk_kernel") as pairs:
+        pairs["_selector_walk_kernel"][(num_reqs,)](
+            *arguments, num_steps=3, top_k=5, BLOCK_K=8, SAMPLE_PROBABILISTIC=probabilistic,
+            USE_FP64=fp64, num_warps=1,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("probabilistic", [False, True])
+def test_selector_walk_by_its_definition(probabilistic):
+    *inputs, tokens, realized = _selector_arguments(4)
+    registry.load()[DFLASH2, "_selector_walk_kernel"][(4,)](
+        *inputs, tokens, realized, num_steps=3, top_k=5, BLOCK_K=8,
+        SAMPLE_PROBABILISTIC=probabilistic, USE_FP64=False,
     )  # fmt: skip
-    expected_tokens, expected_realized = _walk_by_definition(
-        scores.nan_to_num(nan=-1e9), candidates, positions, states, temperature, seeds,
-        probabilistic,
-    )  # fmt: skip
-    torch.testing.assert_close(tokens[:num_reqs], expected_tokens)
-    torch.testing.assert_close(realized[:num_reqs].nan_to_num(nan=-1e9), expected_realized)
-    assert (tokens[num_reqs:] == -7).all()
+    expected_tokens, expected_realized = _walk_by_definition(*inputs, probabilistic)
+    torch.testing.assert_close(tokens[:4], expected_tokens)
+    torch.testing.assert_close(realized[:4], expected_realized)
 
 
 @pytest.mark.parametrize("fp64", [False, True])
