@@ -87,6 +87,8 @@ def test_summary(tmp_path):
     assert pair["loads"]["1"]["throughput_interval"] == pytest.approx([2.0, 2.0])
     assert pair["loads"]["4"]["throughput_ratio"] == pytest.approx(1.2)
     assert pair["best"]["ratio"] > 1.0
+    best = summary["best_over_strongest"]
+    assert best["base"] == "ar" and best["ratio"] == pytest.approx(pair["best"]["ratio"])
     assert summary["same_outputs_as_ar"] == {"forespark": {"requests": 6, "same": 4}}
 
 

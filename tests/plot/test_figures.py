@@ -1,0 +1,149 @@
+"""Figures and tables from made-up records: complete, partial, none; and never torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from forespark.bench.compare import summarize_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "plot"))  # the folder that running plot/x.py puts there
+
+import breakdown  # noqa: E402
+import pareto  # noqa: E402
+import results  # noqa: E402
+import style  # noqa: E402
+import table  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    folder = synthetic.write(tmp_path_factory.mktemp("full"))
+    summarize_folder(folder)
+    return folder
+
+
+def run(name, *args):
+    command = [sys.executable, str(ROOT / "plot" / f"{name}.py"), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+
+
+def test_command_writes_pdf_png_and_csv(full, tmp_path):
+    done = run("pareto", "--records", full, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pareto.pdf").read_bytes()[:4] == b"%PDF"
+    assert (tmp_path / "pareto.png").read_bytes()[1:4] == b"PNG"
+    rows = list(csv.DictReader((tmp_path / "pareto.csv").open()))
+    assert len(rows) == 25 and {row["rounds"] for row in rows} == {"3"}
+    assert str(tmp_path / "pareto.png") in done.stdout
+
+
+def test_figures_never_import_torch(full, tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'plot')!r})\n"
+        "import pareto, breakdown, table, results\n"
+        f"sys.argv = ['x', '--records', {str(full)!r}, '--out', {str(tmp_path)!r}]\n"
+        "pareto.main(); breakdown.main(); table.main()\n"
+        "bad = {'torch', 'vllm', 'hydra', 'transformers'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_breakdown_is_normalized_to_ar_and_adds_up(full):
+    points = results.points(results.read(full))
+    rows = breakdown.breakdown(points)
+    parts = rows[["verify_ms", "draft_ms", "other_ms"]].sum(axis=1)
+    assert parts.to_numpy() == pytest.approx(rows["normalized"].to_numpy())
+    ar = rows[rows["arm"] == "ar"]
+    assert ar["normalized"].to_numpy() == pytest.approx(1.0) and (ar["draft_ms"] == 0).all()
+
+
+def texts(fig):
+    found = [text.get_text() for axes in fig.axes for text in axes.texts]
+    return " ".join([*found, fig.get_supxlabel()])
+
+
+def test_missing_arms_are_named(tmp_path):
+    folder = synthetic.write(tmp_path, arms=("ar", "forespark"), rounds=1, steps=False)
+    points = results.points(results.read(folder))
+    fig = pareto.draw(points, None, "smollm2")
+    assert "not measured: DFlash 2, DSpark, ForeSpark w/o JS" in texts(fig)
+    assert len(fig.axes[0].containers) == 2  # no point is invented for the others
+    rows = breakdown.breakdown(points)
+    assert rows["verify_ms"].isna().all() and len(rows) == 10
+    assert "not measured" in texts(breakdown.draw(rows, {"ar", "forespark"}, "smollm2"))
+
+
+def test_without_ar_nothing_is_normalized(tmp_path):
+    folder = synthetic.write(tmp_path, arms=("dspark",), rounds=1)
+    rows = breakdown.breakdown(results.points(results.read(folder)))
+    assert not len(rows)
+    assert "no AR records" in texts(breakdown.draw(rows, {"dspark"}, "smollm2"))
+
+
+@pytest.mark.parametrize("module", [pareto, breakdown, table])
+def test_no_records_is_no_crash(tmp_path, module, monkeypatch, capsys):
+    arguments = ["x", "--records", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    module.main()
+    assert capsys.readouterr().out
+
+
+def test_one_point_curve(tmp_path):
+    folder = synthetic.write(tmp_path, arms=("ar", "forespark"), loads=(8,), rounds=1)
+    summarize_folder(folder)
+    points = results.points(results.read(folder))
+    style.save(pareto.draw(points, None, "smollm2"), tmp_path, "one")
+    text = table.render(points, results.summary(folder), "smollm2")
+    assert "n/a (no overlap)" in text
+
+
+def test_table(full):
+    text = table.render(results.points(results.read(full)), results.summary(full), "smollm2")
+    lines = text.splitlines()
+    assert sum(line.startswith("| ") for line in lines) == 2 + 25
+    assert any("ForeSpark |" in line and "[" in line for line in lines)
+    assert "outputs equal AR's" in text
+
+
+def test_summary_of_other_records_is_not_used(tmp_path, capsys):
+    folder = synthetic.write(tmp_path, arms=("ar", "forespark"), loads=(1,), rounds=1)
+    summarize_folder(folder)
+    assert results.summary(folder) is not None
+    synthetic.write(folder, arms=("dspark",), loads=(1,), rounds=1)
+    assert results.summary(folder) is None
+    assert "made from other records" in capsys.readouterr().err
+    points = results.points(results.read(folder))
+    assert "n/a" in table.render(points, None, "smollm2")
+
+
+def test_other_schema_names_file_and_line(tmp_path):
+    folder = synthetic.write(tmp_path, arms=("ar",), loads=(1,), rounds=1)
+    line = json.loads((folder / "records.jsonl").read_text()) | {"schema": 7}
+    with (folder / "records.jsonl").open("a") as out:
+        out.write(json.dumps(line) + "\n")
+    with pytest.raises(ValueError, match="line 2: got schema 7"):
+        results.read(folder)
+    with pytest.raises(SystemExit, match="error: .*line 2"):
+        results.run(lambda: results.read(folder))
+
+
+def test_every_arm_looks_different():
+    looks = style.LOOKS.values()
+    assert len({look.marker for look in looks}) == len({look.color for look in looks}) == 5
+
+    def lightness(color):
+        red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    assert len({look.line for look in looks}) == 5  # greyscale: line style and marker carry it
+    assert max(map(lightness, (look.color for look in looks))) < 190  # visible on white
