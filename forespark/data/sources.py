@@ -125,7 +125,7 @@ def hub_rows(name: str) -> Iterator[dict[str, Any]]:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"hub:{name}: cannot load {preset.hf_path} ({cause}); "
-            "check the network and HF_HUB_OFFLINE, or give a downloaded JSON-lines copy as file:PATH"
+            "check the network and HF_HUB_OFFLINE, or give a JSON-lines copy as file:PATH"
         ) from None
     if first is None:
         return
