@@ -15,18 +15,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
 from forespark.calibration.ece import ece
-from forespark.calibration.traces import Drafts
-from forespark.fore_d.calibrated import Curve, PostCalibration, PreCalibration
+from forespark.calibration.traces import Drafts, Traces
+from forespark.fore_d.calibrated import (
+    COMMAND,
+    Calibration,
+    Curve,
+    PostCalibration,
+    PreCalibration,
+)
 
 # Weight of the pull towards scale 1 and bias 0, in units of one sample: nothing beside
 # ``min_samples`` drafts, enough to keep separable outcomes finite.
 PULL = 1.0
+
+
+def fit_all(
+    post: Traces,  # drafts of length K, with post-draft logits
+    pre: Traces | None,  # drafts of every length, with pre-draft logits; None: no estimator
+    key: Mapping[str, Any],  # CALIBRATION_KEY fields
+    bins: int = 15,
+    grid_points: int = 41,
+    min_samples: int = 50,
+) -> Calibration:
+    """Both fits of one drafter.
+
+    Raises:
+        ValueError: no length-K drafts with post-draft logits, or a fit's own refusal.
+    """
+    K = int(key["K"])
+    full = post.drafts.get(K)
+    if full is None or full.l is None:
+        raise ValueError(
+            f"no fully verified drafts of length {K} with post-draft logits in the traces; "
+            f"run `{COMMAND} --target {key.get('target')}`"
+        )
+    temperatures = fit_post(full.l, full.accepted, bins, grid_points, min_samples)
+    if pre is None or pre.form is None:
+        return Calibration(dict(key), temperatures, None)
+    entries = fit_pre(pre.drafts, K, pre.form, bins, min_samples)
+    return Calibration(dict(key), temperatures, entries)
 
 
 def theta_grid(points: int = 41, low: float = 0.1, high: float = 10.0) -> np.ndarray:

@@ -9,8 +9,8 @@ import pytest
 from scipy.special import expit, logit
 
 from forespark.calibration.ece import ece
-from forespark.calibration.fit import fit_cell, fit_post, fit_pre, theta_grid
-from forespark.calibration.traces import Drafts
+from forespark.calibration.fit import fit_all, fit_cell, fit_post, fit_pre, theta_grid
+from forespark.calibration.traces import Drafts, Traces
 
 
 def simulate(rng, true_logits):
@@ -30,6 +30,8 @@ def test_ece_edges():
     assert math.isnan(ece(np.zeros(0), np.zeros(0)))
     assert ece(np.ones(5), np.ones(5)) == 0
     assert ece(np.zeros(5), np.ones(5)) == 1
+    # Certainty shares the last bin: errors of opposite sign cancel there.
+    assert ece(np.array([0.95, 1.0]), np.array([1, 0])) == pytest.approx(0.95 / 2)
     for bad in ([np.nan], [1.1], [-0.1]):
         with pytest.raises(ValueError, match=r"\[0, 1\]"):
             ece(np.array(bad), np.array([1]))
@@ -142,3 +144,16 @@ def test_missing_length_is_kept_and_counted():
     assert fit.ece_after[1] is None
     with pytest.raises(ValueError, match="pre-draft logits"):
         fit_pre({1: Drafts(np.zeros(3, dtype=int), None, None)}, 1)
+
+
+def test_fit_all_makes_a_whole_calibration():
+    rng = np.random.default_rng(5)
+    key = {"target": "t", "drafter": "forespark", "drafter_sha256": "x", "K": 2}
+    logits = {d: rng.normal(0.5, 1, (3000, d)) for d in (1, 2)}
+    drafts = {d: Drafts(simulate(rng, x), x, x / 2) for d, x in logits.items()}
+    fit = fit_all(Traces({2: drafts[2]}, "triangle"), Traces(drafts, "triangle"), key)
+    assert fit.pre.samples[1][0] == 3000
+    assert fit.post.theta[0] == pytest.approx(0.5, rel=0.3)
+    assert fit_all(Traces({2: drafts[2]}, None), None, key).pre is None
+    with pytest.raises(ValueError, match=r"length 2.*calibrate\.py --target t"):
+        fit_all(Traces({1: drafts[1]}, "triangle"), None, key)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fore_d_cases import device_like_tables, random_survival, random_tables, tables
 
+from forespark.fore_d.costs import CostTables
 from forespark.fore_d.envelope import scores_host
 from forespark.fore_d.schedule import Plan, plan, plan_reference, pool, replan_budget
 from forespark.fore_d.search import exhaustive, schedule_value
@@ -153,6 +154,14 @@ def test_nothing_to_draft():
         p = plan(g, 3, 3, costs)
         assert p == Plan(0, 0, 3 / (costs.verify_ms(3, 3) + costs.other_ms(3)), 0)
     assert plan(np.zeros((0, 4), np.float32), 0, 32, costs).draft_total == 0
+
+
+def test_equal_rates_verify_less():
+    """1 token in 10 ms or 2 in 20 ms: the cheaper step."""
+    costs = CostTables([1, 8], [0, 0], [1, 2], [0, 1], [[10, 20], [10, 20]], [1, 2], [0, 0])
+    p = plan(np.ones((1, 1), np.float32), 1, 1, costs)
+    assert (p.draft_total, p.verify_total) == (0, 0)
+    assert plan_reference(np.ones((1, 1)), 1, 1, costs) == p
 
 
 def test_pool_counts_first_positions_in_ties():
