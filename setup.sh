@@ -93,9 +93,6 @@ if [[ $(cat "$STAMP" 2>/dev/null) != "$WANTED" ]]; then
     echo "$WANTED" >"$STAMP"
 fi
 .venv/bin/python patches/apply.py || exit 1 # it has said why, in one sentence
-if [[ ! -f models/smollm2/model.safetensors ]]; then
-    echo "setup: converting the embedded target (half a minute)"
-fi
-.venv/bin/python scripts/convert_target.py >>.venv/setup.log 2>&1 ||
+.venv/bin/python scripts/convert_target.py 2>>.venv/setup.log ||
     fail "the embedded target could not be converted (log: .venv/setup.log)."
 echo "setup: ready ($FLAVOUR)"

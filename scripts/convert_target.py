@@ -85,6 +85,7 @@ def main() -> int:
     args = parser.parse_args()
     if is_valid(args.out) and not args.force:
         return 0
+    print("converting the embedded target (half a minute)", flush=True)
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         convert(find_gguf(), args.out)
