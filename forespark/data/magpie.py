@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ MAX_TOKENS = 256  # a user turn that has not ended by then is not kept
 MIN_CHARS, MIN_WORDS = 12, 3
 MIN_DISTINCT = 0.4  # distinct words over words; below it the text loops
 ATTEMPTS_PER_ROW = 3
+QUEUE_AHEAD = 4
 _MARK = "\x00turn\x00"
 
 
@@ -109,17 +111,19 @@ def _attempts(context: SourceContext) -> Iterator[dict[str, Any]]:
         "temperature": temperature,
         "stop_token_ids": [stop],
     }
-    with ThreadPoolExecutor(config.data.concurrency) as pool:
-        window: list[Future[dict[str, Any]]] = []
+    workers = max(1, min(config.data.concurrency, config.data.magpie_rows))
+    with ThreadPoolExecutor(workers) as pool:
+        window: deque[Future[dict[str, Any]]] = deque()
         issued = number
         try:
             while True:
-                while len(window) < config.data.concurrency:
+                # Samples are taken in order but end out of order: a queue well ahead of
+                # the oldest keeps every worker busy while a long one runs.
+                while len(window) < QUEUE_AHEAD * workers:
                     issued += 1
-                    window.append(
-                        pool.submit(_sample, url, {**body, "seed": config.data.seed + issued})
-                    )
-                row = window.pop(0).result()
+                    seed = config.data.seed + issued
+                    window.append(pool.submit(_sample, url, {**body, "seed": seed}))
+                row = window.popleft().result()
                 record.append_jsonl(kept, row)
                 yield row
         finally:
