@@ -88,6 +88,9 @@ class DrafterConfig:
     selector_rank: int = 256
     selector_top_k: int = 16
     estimator_rank: int = 256  # r of Eq. (2)
+    # Token whose target embedding fills the masked slots; None: the tokenizer's mask token,
+    # an unused vocabulary row, or its padding token.
+    mask_token_id: int | None = None
     # Checkpoint to use; None looks in <run_dir>/drafters/<name>, then models/<target>-<name>.
     dir: str | None = None
     directional: bool = False  # causal blocks; the estimator then has row K only
@@ -145,8 +148,17 @@ class TrainConfig:
     tv_weight: float = 0.9
     position_decay: float | None = None  # gamma of the position weights; None: library default
     # Vocabulary rows of the training loss: None is all; N keeps the corpus's N most
-    # frequent tokens. The serving head always stays full.
+    # frequent tokens, the step's own tokens and ``loss_vocab_samples`` random others that
+    # stand for the rest in both softmaxes. The serving head always stays full, and
+    # validation always uses all rows.
     loss_vocab: int | None = None
+    loss_vocab_samples: int = 2048
+    schedule: str = "cosine"  # cosine | wsd (constant, then linear to zero)
+    decay_fraction: float = 0.25  # wsd: last part of the run
+    max_minutes: float | None = None  # wall clock over all sessions of a run; also ends it
+    data: list[str] = field(default_factory=list)  # corpus folders or JSONL; [] is run_dir/corpus
+    validation_rows: int = 64  # held-out corpus rows per validation
+    validation_anchors: int = 48  # per held-out row
     validation_fraction: float = 0.05
     validate_every: int = 500  # steps
     checkpoint_every: int = 500  # steps
@@ -168,6 +180,16 @@ class TrainConfig:
         )
         _require(
             self.optimizer in ("adamw", "muon"), "train.optimizer", self.optimizer, "adamw or muon"
+        )
+        _require(self.schedule in ("cosine", "wsd"), "train.schedule", self.schedule, "cosine or wsd")
+        _require(
+            self.hidden_states in ("server", "local"),
+            "train.hidden_states",
+            self.hidden_states,
+            "server or local",
+        )
+        _require(
+            0.0 < self.decay_fraction <= 1.0, "train.decay_fraction", self.decay_fraction, "in (0, 1]"
         )
         _require(
             self.logger in ("tensorboard", "wandb"),

@@ -1,0 +1,73 @@
+"""Export of a trained drafter: a checkpoint stock vLLM loads, and ForeSpark's heads beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forespark.models.drafter import DSparkDrafter, ForeSparkDrafter
+from forespark.models.estimators import HeadsMeta, save_heads
+from forespark.record import file_sha256, provenance, read_json, write_json
+
+
+def _tidy_config(folder: Path) -> None:
+    """Name the stored dtype and drop the library's copy of its own source file."""
+    config = read_json(folder / "config.json")
+    config["dtype"] = "bfloat16"
+    config.pop("auto_map", None)
+    (folder / "config.py").unlink(missing_ok=True)
+    write_json(folder / "config.json", config)
+
+
+def export_drafter(
+    model: ForeSparkDrafter | DSparkDrafter,
+    out: Path,
+    *,
+    target: str,
+    info: dict[str, Any] | None = None,
+) -> Path:
+    """Write ``config.json``, ``model.safetensors`` (bfloat16) and the heads to ``out``.
+
+    The target's embedding and head stay out: vLLM shares its own. The folder is replaced
+    as a whole, so a reader never sees weights and heads of different steps.
+    """
+    out = Path(out)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    core = model.core
+    kept = {
+        name: tensor.detach().to(torch.bfloat16)
+        for name, tensor in core.state_dict().items()
+        if not any(name.startswith(skip) for skip in ("embed_tokens", "lm_head", "verifier_"))
+    }
+    core.save_pretrained(temporary, state_dict=kept)
+    _tidy_config(temporary)
+    made = {"provenance": provenance(), **(info or {})}
+    if isinstance(model, ForeSparkDrafter):
+        config = core.config
+        meta = HeadsMeta(
+            target=target,
+            num_speculative_tokens=model.num_speculative_tokens,
+            hidden_size=config.transformer_layer_config.hidden_size,
+            embed_size=core.embed_tokens.weight.shape[1],
+            rank=model.pre.w_c.out_features,
+            selector_rank=config.selector_rank,
+            form=model.pre.form,
+            drafter_sha256=file_sha256(temporary / "model.safetensors"),
+            provenance=made,
+        )
+        save_heads(temporary / "forespark", model.pre, model.post, meta)
+    write_json(temporary / "training.json", made)
+    old = out.with_name(f".{out.name}.{os.getpid()}.old")
+    if out.exists():
+        # What later stages put beside the weights (calibration, tables) belongs to the old
+        # drafter; their keys would refuse the new one.
+        out.rename(old)
+    temporary.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+    return out

@@ -1,0 +1,330 @@
+"""The training loop of both drafters.
+
+speculators gives the models, their configuration and checkpoint format; the loop is ours,
+because its trainer moves the model to a CUDA rank and saves neither the generator nor the
+position in the data. Every random choice of a step derives from (seed, step), so a resumed
+run repeats the losses of an uninterrupted one bit for bit.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forespark.config import Config
+from forespark.models.blocks import select_anchors
+from forespark.models.drafter import (
+    DSparkDrafter,
+    ForeSparkDrafter,
+    LossOptions,
+    LossRows,
+    build_drafter,
+    cycle_length,
+    draw_rows,
+)
+from forespark.record import append_jsonl, provenance, read_jsonl, write_text
+from forespark.training import checkpoint, rows
+from forespark.training.export import export_drafter
+from forespark.training.optim import build_optimizers, lr_factor, set_lr
+from forespark.training.states import LocalStates, ServerStates, StateCache, StateSource, target_key
+
+GRADIENT_CLIP = 1.0
+WARMUP_WITHOUT_END = 50  # steps, when only a time limit bounds the run
+
+
+def drafter_of(config: Config, name: str) -> ForeSparkDrafter | DSparkDrafter:
+    """A fresh drafter shaped by the configuration."""
+    shape, train = config.drafter, config.train
+    if shape.directional:
+        raise ValueError("drafter.directional: causal blocks cannot be trained yet; leave it false")
+    return build_drafter(
+        name,
+        target_model=config.target.model,
+        target_layer_ids=config.target.target_layer_ids,
+        num_speculative_tokens=shape.num_speculative_tokens,
+        num_layers=shape.num_layers,
+        selector_rank=shape.selector_rank,
+        selector_top_k=shape.selector_top_k,
+        estimator_rank=shape.estimator_rank,
+        mask_token_id=shape.mask_token_id,
+        options=LossOptions(
+            ce_weight=train.ce_weight,
+            tv_weight=train.tv_weight,
+            position_decay=train.position_decay,
+            lambda_pre=train.lambda_pre,
+            lambda_post=train.lambda_post,
+            redraft_every=train.redraft_every,
+        ),
+        seed=train.seed,
+    )
+
+
+def state_cache(config: Config, endpoint: str | None = None) -> StateCache:
+    """Hidden states as ``train.hidden_states`` says, cached under the run's folder."""
+    layers = config.target.target_layer_ids
+    source: StateSource
+    if endpoint is not None:
+        source = ServerStates(endpoint, layers)
+    else:
+        source = LocalStates(config.target.model, layers)
+    if not config.train.cache_hidden_states:
+        return StateCache(source, None)
+    folder = Path(config.run_dir) / "hidden" / target_key(config.target.model, layers)
+    return StateCache(source, folder)
+
+
+def reduce_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """``x_sum`` over ``x_total`` for every x with a total."""
+    return {
+        name.removesuffix("_sum"): value / metrics[name.removesuffix("_sum") + "_total"]
+        for name, value in metrics.items()
+        if name.endswith("_sum") and metrics.get(name.removesuffix("_sum") + "_total", 0.0) > 0
+    }
+
+
+class Trainer:
+    """One training run in ``folder``; ``fit`` resumes from the newest checkpoint there."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: ForeSparkDrafter | DSparkDrafter,
+        states: StateCache,
+        *,
+        name: str,
+        sources: list[Path],
+        folder: Path,
+        out: Path,
+    ) -> None:
+        self.config, self.train = config, config.train
+        self.model, self.states, self.name = model, states, name
+        self.sources, self.folder, self.out = sources, Path(folder), Path(out)
+        self.optimizers = build_optimizers(
+            model,
+            name=self.train.optimizer,
+            lr=self.train.dspark_lr if name == "dspark" else self.train.lr,
+            muon_lr=self.train.muon_lr,
+            weight_decay=self.train.weight_decay,
+        )
+        self.step = self.epoch = self.batch = 0
+        self.elapsed = 0.0  # seconds of wall clock over all sessions
+        self.order: list[str] = []
+        self.stop = False
+        self.corpus: dict[str, rows.CorpusRow] = {}
+        self.held_out: list[rows.CorpusRow] = []
+        self.frequent: torch.Tensor | None = None
+        self.vocabulary = model.core.lm_head.weight.shape[0]
+
+    # -- data ---------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        found = rows.read_rows(self.sources, self.train.limit)
+        self.corpus = {row.id: row for row in found}
+        training, held_out = rows.split_rows(found, self.train.validation_fraction)
+        self.held_out = sorted(held_out, key=lambda row: row.id)[: self.train.validation_rows]
+        self._training = training
+
+    def _start_epoch(self) -> None:
+        """Read the sources again; a restored order keeps its rows, new ones join later."""
+        self._read()
+        if any(name not in self.corpus for name in self.order):
+            print("the corpus changed since the checkpoint: starting a new epoch", flush=True)
+            self.epoch, self.batch, self.order = self.epoch + 1, 0, []
+        if not self.order:
+            self.order = rows.epoch_order(self._training, self.train.seed, self.epoch)
+        lengths = {name: len(self.corpus[name].input_ids) for name in self.order}
+        self.packs = rows.pack(self.order, lengths, self.train.total_seq_len)
+        if self.train.loss_vocab is not None:
+            present = [self.corpus[name] for name in self.order]
+            self.frequent = rows.frequent_tokens(present, self.train.loss_vocab)
+
+    # -- one step -----------------------------------------------------------------------
+
+    def _progress(self) -> float:
+        shares = [0.0]
+        steps = self.train.max_steps
+        if steps is None and self.train.max_minutes is None:
+            steps = self.train.epochs * len(self.packs)
+        if steps is not None:
+            shares.append(self.step / steps)
+        if self.train.max_minutes is not None:
+            shares.append(self.elapsed / 60.0 / self.train.max_minutes)
+        return max(shares)
+
+    def _warmup(self) -> int:
+        steps = self.train.max_steps
+        if steps is None and self.train.max_minutes is not None:
+            return WARMUP_WITHOUT_END
+        total = steps if steps is not None else self.train.epochs * len(self.packs)
+        return max(1, round(self.train.warmup_ratio * total))
+
+    def _train_step(self) -> dict[str, float]:
+        generator = torch.Generator().manual_seed(self.train.seed * 1_000_003 + self.step)
+        documents = [self.corpus[name] for name in self.packs[self.batch]]
+        row = self.states.row(documents, self.train.total_seq_len)
+        anchors = select_anchors(row, self.train.max_anchors, generator)
+        vocabulary = LossRows()
+        if self.frequent is not None:
+            vocabulary = draw_rows(
+                self.frequent, row.input_ids, self.train.loss_vocab_samples, self.vocabulary,
+                generator,
+            )  # fmt: skip
+        factor = lr_factor(
+            self.train.schedule, self.step, self._warmup(), self._progress(),
+            self.train.decay_fraction,
+        )  # fmt: skip
+        set_lr(self.optimizers, factor)
+        length = cycle_length(self.step, self.model.num_speculative_tokens)
+        loss, metrics = self.model(row, anchors, length, vocabulary)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(
+            [p for p in self.model.parameters() if p.requires_grad], GRADIENT_CLIP
+        )
+        if not torch.isfinite(norm):
+            raise ValueError(
+                f"step {self.step}: the gradient is not finite (loss {float(loss)}); the last "
+                f"checkpoint in {self.folder} is intact: lower train.lr and train.muon_lr"
+            )
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        values = {key: float(value) for key, value in metrics.items()}
+        return {**reduce_metrics(values), "lr_factor": factor, "grad_norm": float(norm),
+                "anchors": float(anchors.numel()), "length": float(length)}  # fmt: skip
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Metrics on held-out rows over the whole vocabulary, always the same anchors."""
+        totals: dict[str, float] = {}
+        generator = torch.Generator().manual_seed(self.train.seed)
+        k = self.model.num_speculative_tokens
+        for document in self.held_out:
+            row = self.states.row([document], self.train.total_seq_len)
+            anchors = select_anchors(row, self.train.validation_anchors, generator)
+            if anchors.numel() == 0:
+                continue
+            _, metrics = self.model(row, anchors, k, LossRows())
+            for key, value in metrics.items():
+                totals[key] = totals.get(key, 0.0) + float(value)
+        return reduce_metrics(totals)
+
+    # -- the run ------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        return {"step": self.step, "epoch": self.epoch, "batch": self.batch, "order": self.order,
+                "elapsed_s": self.elapsed, "drafter": self.name,
+                "provenance": provenance()}  # fmt: skip
+
+    def save(self) -> Path:
+        return checkpoint.save(self.folder / "checkpoints", self.model, self.optimizers, self._state())
+
+    def resume(self) -> bool:
+        """Restore the newest checkpoint; the learning curve forgets what came after it."""
+        found = checkpoint.latest(self.folder / "checkpoints")
+        if found is None:
+            return False
+        state = checkpoint.load(found, self.model, self.optimizers)
+        self.step, self.epoch, self.batch = state["step"], state["epoch"], state["batch"]
+        self.order, self.elapsed = state["order"], state["elapsed_s"]
+        curve = self.folder / "metrics.jsonl"
+        if curve.exists():
+            import json
+
+            kept = [line for line in read_jsonl(curve) if line["step"] <= self.step]
+            write_text(curve, "".join(json.dumps(line) + "\n" for line in kept))
+        return True
+
+    def _log(self, split: str, values: dict[str, float], writer: Any) -> None:
+        record = {"step": self.step, "split": split, "epoch": self.epoch,
+                  "elapsed_s": round(self.elapsed, 1), **values}  # fmt: skip
+        append_jsonl(self.folder / "metrics.jsonl", record)
+        writer(split, values, self.step)
+
+    def _checked(self, writer: Any) -> None:
+        values = self.validate()
+        self._log("validation", values, writer)
+        shown = {
+            key: round(values[key], 4)
+            for key in ("accepted_length", "loss", "post_bce", "pre_bce", "pre_token_error")
+            if key in values
+        }
+        print(f"step {self.step} epoch {self.epoch} {self.elapsed / 60:.1f} min "
+              f"validation {shown}", flush=True)  # fmt: skip
+        export_drafter(
+            self.model, self.out, target=self.config.target.name,
+            info={"step": self.step, "elapsed_s": self.elapsed, "validation": values},
+        )  # fmt: skip
+
+    def fit(self, writer: Any) -> Path:
+        """Train to the end of the schedule (or a signal), leaving checkpoint and export."""
+
+        def request_stop(signum: int, _frame: Any) -> None:
+            self.stop = True
+
+        previous = {s: signal.signal(s, request_stop) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self._run(writer)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        self.save()
+        if self.stop:
+            print(f"stopped at step {self.step}; run the same command again to resume", flush=True)
+        self._checked(writer)
+        return self.out
+
+    def _run(self, writer: Any) -> None:
+        self._start_epoch()
+        print(f"{self.name}: {len(self._training)} training rows, {len(self.held_out)} held out, "
+              f"{len(self.packs)} steps an epoch, from step {self.step}", flush=True)  # fmt: skip
+        began = time.monotonic() - self.elapsed
+        while not self.stop and self._progress() < 1.0:
+            if self.batch >= len(self.packs):
+                self.epoch, self.batch, self.order = self.epoch + 1, 0, []
+                self._start_epoch()
+            started = time.monotonic()
+            values = self._train_step()
+            self.step, self.batch = self.step + 1, self.batch + 1
+            self.elapsed = time.monotonic() - began
+            values["step_s"] = round(time.monotonic() - started, 3)
+            self._log("train", values, writer)
+            if self.step % 10 == 0:
+                print(f"step {self.step} loss {values.get('loss', 0.0):.4f} accepted "
+                      f"{values.get('accepted_length', 0.0):.3f} {values['step_s']:.1f} s",
+                      flush=True)  # fmt: skip
+            if self.step % self.train.checkpoint_every == 0:
+                self.save()
+            if self.step % self.train.validate_every == 0:
+                self._checked(writer)
+
+
+def log_writer(config: Config, folder: Path) -> Any:
+    """Scalars to TensorBoard or wandb.
+
+    Raises:
+        ValueError: wandb was asked for and is not installed.
+    """
+    if config.train.logger == "wandb":
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError(
+                "train.logger=wandb: wandb is not installed; pip install wandb, or use tensorboard"
+            ) from None
+        run = wandb.init(project="forespark", dir=str(folder))
+        return lambda split, values, step: run.log(
+            {f"{split}/{key}": value for key, value in values.items()}, step=step
+        )
+    from torch.utils.tensorboard import SummaryWriter
+
+    board = SummaryWriter(str(folder / "tensorboard"), flush_secs=60)
+
+    def write(split: str, values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            board.add_scalar(f"{split}/{key}", value, step)
+
+    return write

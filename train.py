@@ -1,0 +1,34 @@
+"""Train a drafter: DFlash 2 with ForeSpark's estimators, or DSpark.
+
+    python train.py --target smollm2 --drafter forespark [--max-steps N] [train.KEY=VALUE ...]
+
+Reads RUN_DIR/corpus (or train.data=[...]), leaves RUN_DIR/drafters/<drafter>/ and, to
+resume from, RUN_DIR/train/<drafter>/ with the learning curve metrics.jsonl. SIGTERM stops
+after the current step with a checkpoint; the same command then continues.
+"""
+
+import os
+
+from forespark import cli
+
+# Waiting threads sleep instead of spinning, so a busy machine is not slowed further.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def main() -> None:
+    args, config = cli.stage(
+        "train", __doc__, "target", "drafter", "limit", "max-steps", "out", "endpoint", "dry-run"
+    )
+    if args.dry_run:
+        sources = config.train.data or [f"{config.run_dir}/corpus"]
+        cli.plan([f"train {args.drafter} on {', '.join(sources)}"], [*sources, config.target.model])
+        return
+    from forespark.training.run import run
+
+    out = run(config, args.drafter, args.out, args.endpoint)
+    cli.save_config(config, out)
+    cli.done(out, f"python calibrate.py --target {config.target.name}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
