@@ -20,7 +20,10 @@ def register() -> None:
     _registered = True
     from vllm.platforms import current_platform
 
+    from forespark.serving import runner
+
     if current_platform.is_cpu():
         from forespark.serving.cpu.hooks import prepare
 
         prepare()
+    runner.prepare()

@@ -15,8 +15,7 @@ import torch
 from numba import njit
 
 from forespark.serving.cpu.registry import twin
-from forespark.serving.cpu.simd import exp32
-from forespark.serving.cpu.vocab import as_numpy32, total
+from forespark.serving.cpu.vocab import as_numpy32, block_max_sumexp
 
 _ESTIMATOR = "vllm.v1.worker.gpu.spec_decode.acceptance_estimator"
 
@@ -137,25 +136,14 @@ def local_max_sumexp(
 
 @njit(cache=True)
 def _max_sumexp(logits, slots, temperatures, block, maxima, sums):
-    scratch = np.empty(min(block, logits.shape[1]), np.float32)
     for row in range(logits.shape[0]):
         slot = slots[row]
-        temperature = temperatures[slot] if slot >= 0 else np.float32(1.0)
-        temperature = temperature if temperature > 0.0 else np.float32(1.0)
-        for index in range(maxima.shape[1]):
-            top, acc = np.float32(-np.inf), np.float32(0.0)
-            part = logits[row, index * block : (index + 1) * block]
-            if slot >= 0:
-                for i in range(part.shape[0]):
-                    scratch[i] = part[i] / temperature
-                    if scratch[i] > top:  # False for NaN, as Triton's maximum
-                        top = scratch[i]
-            if top > -np.inf:
-                for i in range(part.shape[0]):
-                    scratch[i] = exp32(scratch[i] - top)
-                acc = total(scratch[: part.shape[0]])
-            maxima[row, index] = top
-            sums[row, index] = acc
+        if slot < 0:
+            maxima[row] = -np.inf
+            sums[row] = 0.0
+            continue
+        temperature = temperatures[slot] if temperatures[slot] > 0.0 else np.float32(1.0)
+        block_max_sumexp(logits[row], temperature, block, maxima[row], sums[row])
 
 
 @twin(_ESTIMATOR, "_predict_kernel")

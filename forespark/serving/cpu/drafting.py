@@ -113,19 +113,21 @@ def prepare_dflash_inputs(
         num_speculative_steps,
         first,
     )
-    used = idx_mapping[:num_reqs].long()
-    out_temperature[used] = temperature[used]
-    out_seeds[used] = seeds[used]
+    used = slots[:num_reqs]
+    out_temperature.numpy()[used] = temperature.numpy()[used]
+    out_seeds.numpy()[used] = seeds.numpy()[used]
 
+    # Padding, which a captured graph would read: no query, no sample, no cache write.
     queries = num_reqs * num_query_per_req
-    out_query_start_loc[:num_reqs] = torch.arange(0, queries, num_query_per_req)
-    out_query_start_loc[num_reqs : max_num_reqs + 1] = queries
-    out_seq_lens[num_reqs:max_num_reqs] = 0
-    out_query_slot_mapping[queries:max_num_tokens] = PAD_SLOT_ID
+    query_starts = out_query_start_loc.numpy()
+    query_starts[:num_reqs] = np.arange(0, queries, num_query_per_req)
+    query_starts[num_reqs : max_num_reqs + 1] = queries
+    out_seq_lens.numpy()[num_reqs:max_num_reqs] = 0
+    out_query_slot_mapping.numpy()[queries:max_num_tokens] = PAD_SLOT_ID
     padding = slice(num_reqs * num_speculative_steps, max_num_reqs * num_speculative_steps)
-    out_sample_indices[padding] = 0
-    out_sample_pos[padding] = 0
-    out_sample_idx_mapping[padding] = -1
+    out_sample_indices.numpy()[padding] = 0
+    out_sample_pos.numpy()[padding] = 0
+    out_sample_idx_mapping.numpy()[padding] = -1
 
 
 @njit(cache=True)

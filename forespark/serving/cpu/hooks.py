@@ -84,6 +84,9 @@ def install() -> None:
         adaptive_verification._assign_draft_token_budget
     )
     wrap(cpu_worker.CPUWorker, "compile_or_warm_up_model", _warm_up)
+    from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
+
+    wrap(DFlashQwen3Model, "_normalize_context_k", _normalize_context_k)
 
 
 def _complete_triton_placeholder() -> None:
@@ -108,3 +111,21 @@ def _warm_up(original: Callable[..., Any], worker: Any) -> Any:
 
         price_steps(runner)
     return times
+
+
+def _normalize_context_k(original: Callable[..., Any], drafter: Any, all_k: Any) -> Any:
+    """Norm the drafter's context keys layer by layer, each with its own weight.
+
+    vLLM hands all layers to one RMSNorm call with weights [layers, head]; the CPU kernel
+    reads only the first row, so every later layer would be normed with the first layer's
+    weight and acceptance falls silently.
+    """
+    import torch
+    from vllm import _custom_ops
+
+    normed = torch.empty_like(all_k)
+    for layer in range(all_k.shape[0]):
+        _custom_ops.rms_norm(
+            normed[layer], all_k[layer], drafter._k_norm_weights[layer], drafter._rms_norm_eps
+        )
+    return normed

@@ -12,7 +12,7 @@ from numba import njit
 from forespark.serving.cpu.philox import add_gumbel, add_gumbel64, gumbel_key
 from forespark.serving.cpu.registry import twin
 from forespark.serving.cpu.simd import exp32, log1p32
-from forespark.serving.cpu.vocab import as_numpy32, best_block, block_argmax
+from forespark.serving.cpu.vocab import CHUNK, as_numpy32, best_block, block_argmax, some_above
 
 _UTILS = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 
@@ -106,13 +106,17 @@ def resample(
 @njit(cache=True)
 def _residual_logits(target, draft, temperature, target_lse, draft_lse, log_p_prefix, out):
     """log max(p - q, 0) = log p + log1p(-q / p), without subtracting probabilities."""
-    for i in range(target.shape[0]):
-        log_p = target[i] - target_lse + log_p_prefix
-        log_q = draft[i] / temperature - draft_lse
-        ratio = exp32(log_q - log_p)
-        below = ratio < np.float32(1.0)
-        out[i] = log_p + log1p32(-ratio if below else np.float32(0.0))
-        out[i] = out[i] if below else np.float32(-np.inf)
+    for start in range(0, target.shape[0], CHUNK):
+        end = min(start + CHUNK, target.shape[0])
+        log_p, p, q = out[start:end], target[start:end], draft[start:end]
+        for i in range(log_p.shape[0]):
+            log_p[i] = p[i] - target_lse + log_p_prefix
+        if some_above(q, np.float32(-np.inf)):  # else q = 0 in this chunk
+            for i in range(log_p.shape[0]):
+                ratio = exp32(q[i] / temperature - draft_lse - log_p[i])
+                below = ratio < np.float32(1.0)  # False for NaN too
+                log_rest = log_p[i] + log1p32(-ratio if below else np.float32(0.0))
+                log_p[i] = log_rest if below else np.float32(-np.inf)
 
 
 @twin(_UTILS, "_insert_resampled_kernel")

@@ -13,6 +13,8 @@ from numba import njit
 
 from forespark.serving.cpu.simd import exp32
 
+CHUNK = 256  # entries handled together: long enough for vector units, short enough to skip
+
 
 def as_numpy32(x: torch.Tensor) -> np.ndarray:
     """The tensor as float32 NumPy: a view when it is float32 already, else a copy."""
@@ -38,34 +40,33 @@ def block_argmax(
         block_argmax(np.where(np.isnan(row), -np.inf, row), block, values, tokens)
 
 
-def block_max_sumexp(
-    row: np.ndarray,  # [V] float32
-    temperature: np.float32,  # divides the logits first; 1.0 leaves them as they are
-    block: int,
-    maxima: np.ndarray,  # [blocks] out: each block's maximum
-    sums: np.ndarray,  # [blocks] out: sum of exp(logit - maximum); 0 where all are -inf
-) -> None:
-    """Per-block parts of a log-sum-exp; ``log_sum_exp`` puts them together."""
-    whole = len(row) // block
-    maxima[:whole] = row[: whole * block].reshape(whole, block).max(axis=1)
-    if whole < len(maxima):
-        maxima[whole] = row[whole * block :].max()
-    for index in np.flatnonzero(np.isnan(maxima)):
-        maxima[index] = np.fmax.reduce(row[index * block : (index + 1) * block])
-    maxima /= temperature  # division by a positive number keeps the order
-    _block_sumexp(row, temperature, block, maxima, sums)
+@njit(cache=True)
+def some_above(x, floor):
+    """Whether any entry is above ``floor`` or NaN: a vectorised test of a whole chunk."""
+    count = np.int32(0)
+    for i in range(x.shape[0]):
+        count += np.int32(0) if x[i] <= floor else np.int32(1)
+    return count > 0
 
 
 @njit(cache=True)
-def _block_sumexp(row, temperature, block, maxima, sums):
-    scratch = np.empty(block, np.float32)
-    for index in range(maxima.shape[0]):
-        sums[index] = 0.0
-        if maxima[index] > -np.inf:
-            part = row[index * block : (index + 1) * block]
-            for i in range(part.shape[0]):
-                scratch[i] = exp32(part[i] / temperature - maxima[index])
-            sums[index] = total(scratch[: part.shape[0]])
+def maximum(x):
+    """Largest entry, stepping over NaN; NaN if there is nothing else."""
+    # Independent lanes, because the order of one running maximum cannot be vectorised.
+    lanes = np.full(CHUNK, -np.inf, np.float32)
+    for start in range(0, x.shape[0], CHUNK):
+        part = x[start : min(start + CHUNK, x.shape[0])]
+        for i in range(part.shape[0]):
+            lanes[i] = part[i] if part[i] > lanes[i] else lanes[i]
+    top = lanes[0]
+    for value in lanes:
+        top = value if value > top else top
+    if top == -np.inf:
+        for value in x:
+            if value == -np.inf:
+                return top
+        top = np.float32(np.nan)
+    return top
 
 
 @njit(cache=True, fastmath={"reassoc"})
@@ -75,6 +76,39 @@ def total(x):
     for i in range(x.shape[0]):
         acc += x[i]
     return acc
+
+
+@njit(cache=True)
+def sum_exp(x, temperature, top):
+    """Sum of exp(x / temperature - top), float32.
+
+    Chunks whose every term is below 2e-38 are passed over: a drafter that scores a few
+    candidates leaves all other logits at -inf.
+    """
+    lanes = np.zeros(CHUNK, np.float32)
+    floor = (top - np.float32(87.0)) * temperature
+    for start in range(0, x.shape[0], CHUNK):
+        part = x[start : min(start + CHUNK, x.shape[0])]
+        if some_above(part, floor):
+            for i in range(part.shape[0]):
+                lanes[i] += exp32(part[i] / temperature - top)
+    return total(lanes)
+
+
+@njit(cache=True)
+def block_max_sumexp(
+    row,  # [V] float32
+    temperature,  # float32, divides the logits first; 1.0 leaves them as they are
+    block,  # tokens per block; the last block may be shorter
+    maxima,  # [blocks] out: each block's maximum
+    sums,  # [blocks] out: sum of exp(logit - maximum); 0 where all are -inf
+):
+    """Per-block parts of a log-sum-exp; ``log_sum_exp`` puts them together."""
+    for index in range(maxima.shape[0]):
+        part = row[index * block : min((index + 1) * block, row.shape[0])]
+        top = maximum(part) / temperature  # division by a positive number keeps the order
+        maxima[index] = top
+        sums[index] = sum_exp(part, temperature, top) if top > -np.inf else np.float32(0.0)
 
 
 @njit(cache=True)

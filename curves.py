@@ -1,0 +1,39 @@
+"""Measure the latency tables that price drafting and verification.
+
+    python curves.py --target smollm2 [--limit POINTS]
+
+Reads the served drafter; leaves ``timings.jsonl`` (every measured step) and
+``latency.json`` (medians) in the run folder. The tables are valid for this drafter on
+this device only; a server started elsewhere refuses them. Resumes point by point.
+"""
+
+from pathlib import Path
+
+from forespark import cli
+
+
+def main() -> None:
+    args, config = cli.stage("curves", __doc__, "target", "limit", "out", "dry-run")
+    config.arm.name, config.arm.drafter = "forespark", "forespark"
+    out = args.out or Path(config.run_dir)
+    from forespark.serving.launch import enter_engine_environment
+    from forespark.serving.profile import latency_key, profile_steps
+
+    key = latency_key(config)
+    if args.dry_run:
+        cli.plan([f"latency profile of {key} into {out / 'latency.json'}"])
+        return
+    enter_engine_environment(config)
+    from forespark.calibration.latency import read_timings, summarise, write_latency
+
+    raw = out / "timings.jsonl"
+    profile_steps(config, raw, config.curves.limit)
+    found, samples = read_timings(raw, key)
+    least = min(30, config.curves.steps_per_point)
+    write_latency(out / "latency.json", summarise(found, samples, min_samples=least))
+    cli.save_config(config, out)
+    cli.done(out / "latency.json", f"python eval.py --bench decode --target {config.target.name}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,100 @@
+"""Runs of the served drafter at forced lengths: the raw material of calibration.
+
+For every d in 1..K all requests draft exactly d tokens and every drafted position is
+verified, so each position has a label (paper, Appendix B). One trace file per length;
+a file appears only when its run is complete, so a killed collection resumes by length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from forespark import record
+from forespark.config import Config
+from forespark.serving.artifacts import drafter_dir, drafter_sha256
+from forespark.serving.inprocess import Engine, Request, open_engine
+
+
+def trace_key(config: Config, drafter: str = "forespark") -> dict[str, Any]:
+    """The key that ties traces and calibration to a drafter (CALIBRATION_KEY)."""
+    return {
+        "target": config.target.name,
+        "drafter": drafter,
+        "drafter_sha256": drafter_sha256(drafter_dir(config, drafter)),
+        "K": config.drafter.num_speculative_tokens,
+    }
+
+
+def trace_path(folder: Path, d: int) -> Path:
+    return folder / f"forespark-d{d}.jsonl"
+
+
+def collect_traces(
+    config: Config, prompts: Sequence[Sequence[dict[str, str]]], folder: Path
+) -> list[Path]:
+    """Run every draft length on ``prompts`` (chat messages); return the trace files.
+
+    Length K uses ``calibrate.post_prompts`` prompts at ``post_load``, the shorter ones
+    ``pre_prompts`` at each of ``pre_loads``.
+
+    Raises:
+        ValueError: no usable prompt, or the drafter or its heads are missing.
+    """
+    K = config.drafter.num_speculative_tokens
+    key = trace_key(config)
+    missing = [d for d in range(1, K + 1) if not _is_done(trace_path(folder, d), key)]
+    if missing:
+        config.arm.draft, config.arm.verify, config.serve.trace_detail = "planned", "full", True
+        config.serve.force_length = K
+        with open_engine(config, tables=False, calibration=False) as engine:
+            header = {**key, "schema": 1, "form": engine.runner.speculator.estimators.pre.form}
+            requests = _requests(config, engine, prompts)
+            for d in tqdm(missing, desc="calibration runs (draft length)", unit="length"):
+                _run_length(config, engine, requests, d, header, folder)
+    return [trace_path(folder, d) for d in range(1, K + 1)]
+
+
+def _is_done(path: Path, key: dict[str, Any]) -> bool:
+    if not path.is_file():
+        return False
+    header = record.read_jsonl(path)[0].get("header", {})
+    return all(header.get(name) == value for name, value in key.items())
+
+
+def _requests(
+    config: Config, engine: Engine, prompts: Sequence[Sequence[dict[str, str]]]
+) -> list[Request]:
+    room = config.target.max_model_len - config.calibrate.max_tokens - 1
+    ids = [engine.chat_ids(messages) for messages in prompts]
+    kept = [Request(one, config.calibrate.max_tokens) for one in ids if 0 < len(one) <= room]
+    if not kept:
+        raise ValueError(
+            f"calibration: none of {len(ids)} prompts fits {room} tokens; give other prompts "
+            "(calibrate.sources) or shorten calibrate.max_tokens"
+        )
+    return kept
+
+
+def _run_length(
+    config: Config,
+    engine: Engine,
+    requests: list[Request],
+    d: int,
+    header: dict[str, Any],
+    folder: Path,
+) -> None:
+    settings = config.calibrate
+    full = d == config.drafter.num_speculative_tokens
+    count = settings.post_prompts if full else settings.pre_prompts
+    engine.clear()
+    engine.planner.force_length = d
+    for load in [settings.post_load] if full else settings.pre_loads:
+        engine.run(requests[:count], min(load, config.target.max_num_seqs))
+    head = {"header": {**header, "arm": config.arm.name, "force_length": d}}
+    lines = [json.dumps(row, allow_nan=False) for row in [head, *engine.steps]]
+    record.write_text(trace_path(folder, d), "\n".join(lines) + "\n")

@@ -1,0 +1,171 @@
+"""Both acceptance estimators as the engine runs them: weights, calibration, walk.
+
+The estimators are those of ``forespark.models``; here they meet vLLM's tensors: the
+context feature after the drafter's ``fc`` and ``hidden_norm``, the target's embedding,
+the drafter's final hidden states and its selector's projection and codebook.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forespark import record
+from forespark.fore_d.calibrated import Calibration
+from forespark.fore_d.costs import CostTables
+from forespark.fore_d.envelope import scores as envelope_scores
+from forespark.fore_d.survival import entries, last_row, rewards, survival
+from forespark.models.estimators import PostDraftEstimator, PreDraftEstimator, load_heads
+from forespark.serving.packed import Anchors, Blocks
+from forespark.serving.proposal import Proposal, Scored
+from forespark.serving.selector import WalkInputs, WalkOutputs, draft_noise, walk, walk_numba
+
+
+@dataclass
+class Estimators:
+    """Attributes:
+    pre, post: the heads, in float32 on the engine's device.
+    form: ``triangle`` or ``row``, of the curve that is read (the arm may read one row).
+    scale, bias: [T] pre-draft calibration in that form; 1 and 0 without one.
+    theta: [K] post-draft temperatures; 1 without a calibration.
+    costs: latency tables; None when the arm plans nothing.
+    """
+
+    pre: PreDraftEstimator
+    post: PostDraftEstimator
+    K: int
+    form: str
+    scale: torch.Tensor
+    bias: torch.Tensor
+    theta: torch.Tensor
+    costs: CostTables | None
+    _norm: tuple[torch.Tensor, float] | None = field(default=None)
+    _selector: Any = field(default=None)
+
+    @classmethod
+    def load(
+        cls, heads: Path, settings: dict[str, Any], K: int, device: torch.device
+    ) -> Estimators:
+        """Read heads, calibration and tables; refuse what was made for something else.
+
+        Raises:
+            ValueError: a file is missing, corrupt or has another key.
+        """
+        drafter = heads.parent / "model.safetensors"
+        pre, post, meta = load_heads(
+            heads, drafter=drafter, num_speculative_tokens=K, target=settings["target"]
+        )
+        form = "row" if settings["curve"] == "single" else meta.form
+        scale, bias = torch.ones(entries(K, form)), torch.zeros(entries(K, form))
+        theta = torch.ones(K)
+        if settings["calibration"] is not None:
+            scale, bias, theta = _calibration(Path(settings["calibration"]), settings, K, form)
+        costs = None
+        if settings["latency"] is not None:
+            wanted = {
+                "target": settings["target"],
+                "drafter_sha256": settings["drafter_sha256"],
+                "device": record.device_name(),
+                "K": K,
+                "dtype": settings["dtype"],
+            }
+            path = Path(settings["latency"])
+            costs = CostTables.from_record(record.read_json(path), wanted, str(path))
+        return cls(
+            pre.to(device).eval(),
+            post.to(device).eval(),
+            K,
+            form,
+            scale.to(device),
+            bias.to(device),
+            theta.to(device),
+            costs,
+        )
+
+    def attach(self, drafter: nn.Module, dtype: torch.dtype) -> None:
+        """Take the tensors of the loaded drafter that both estimators read."""
+        inner: Any = drafter.model
+        self._norm = (inner._hidden_norm_weight.float(), float(inner._rms_norm_eps))
+        self._selector = inner.candidate_selector
+
+    def before_draft(
+        self,
+        context: torch.Tensor,  # [R, d_h] after fc, before hidden_norm
+        embedding: torch.Tensor,  # [R, d_e]
+    ) -> Scored:
+        """Pre-draft logits and scores (Eq. (2), (3), Section 4.3)."""
+        assert self._norm is not None
+        weight, eps = self._norm
+        context = context.float()
+        feature = context * torch.rsqrt(context.pow(2).mean(-1, keepdim=True) + eps) * weight
+        logits = self.pre(feature, embedding.float())
+        read = last_row(logits, self.K) if self.form != self.pre.form else logits
+        curve, bad = survival(read, self.scale, self.bias, self.K, self.form)
+        return Scored(logits, envelope_scores(rewards(curve)), bad)
+
+    def walk(
+        self,
+        hidden: torch.Tensor,  # [M, d_h] drafter hidden states of the draft positions
+        candidate_ids: torch.Tensor,  # [M, C]
+        unary: torch.Tensor,  # [M, C]
+        anchors: Anchors,
+        blocks: Blocks,
+        proposal: Proposal,
+        temperature: torch.Tensor,  # [R]
+        seeds: torch.Tensor | None,  # [R]; None drafts greedily whatever the temperature
+    ) -> tuple[WalkOutputs, torch.Tensor]:
+        """Selector walk; returns its outputs and the post-draft logits [M] (Eq. (5))."""
+        size = hidden.shape[1]
+        weight = self.post.w
+        selector = self._selector
+        inputs = WalkInputs(
+            candidate_ids=candidate_ids,
+            unary=unary.float(),
+            hidden=selector.hidden_projection(hidden).float(),
+            first=torch.cumsum(proposal.lengths, 0) - proposal.lengths,
+            lengths=proposal.lengths,
+            anchor=anchors.token,
+            predecessor=selector.predecessor_codebook,
+            successor=selector.successor_codebook,
+            weight=weight[size:],
+            temperature=temperature.float(),
+            noise=None if seeds is None else _noise(candidate_ids, anchors, blocks, seeds),
+        )
+        codebook = selector.predecessor_codebook
+        if codebook.device.type == "cpu" and codebook.dtype == torch.float32:
+            out = walk_numba(inputs)
+        else:
+            out = walk(inputs, int(proposal.lengths_host.max()))
+        logits = hidden.float() @ weight[:size] + out.confidence + self.post.bias
+        return out, logits
+
+
+def _calibration(
+    path: Path, settings: dict[str, Any], K: int, form: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scale and bias [T] in ``form`` and theta [K] from a ``calibration.json``."""
+    wanted = {
+        "target": settings["target"],
+        "drafter_sha256": settings["drafter_sha256"],
+        "K": K,
+    }
+    fitted = Calibration.from_record(record.read_json(path), wanted, str(path))
+    if fitted.pre is None or (form == "triangle" and fitted.pre.form == "row"):
+        raise ValueError(f"{path}: calibrated for one curve, but the arm reads one per length")
+    scale, bias = (torch.from_numpy(part) for part in fitted.pre.flat())
+    if form != fitted.pre.form:
+        scale, bias = last_row(scale, K), last_row(bias, K)
+    return scale, bias, torch.tensor(fitted.post.theta)
+
+
+def _noise(
+    candidate_ids: torch.Tensor, anchors: Anchors, blocks: Blocks, seeds: torch.Tensor
+) -> torch.Tensor:
+    """[M, C] Gumbel noise keyed by request seed, position and candidate token."""
+    # A draw is keyed by the position before the sampled token: the anchor's for step 0.
+    position = anchors.position[blocks.draft_request] + 1 + blocks.draft_step
+    return draft_noise(seeds[blocks.draft_request], position, candidate_ids)

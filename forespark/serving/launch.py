@@ -1,0 +1,165 @@
+"""From a configuration to a vLLM engine: arguments, environment, in-process or served."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from forespark.config import Config
+from forespark.serving.artifacts import Artifacts
+
+
+def on_cpu() -> bool:
+    """True when no CUDA device will be used; decided without importing torch."""
+    forced = os.environ.get("FORESPARK_DEVICE")
+    if forced is not None:
+        if forced not in ("cpu", "cuda"):
+            raise ValueError(f"FORESPARK_DEVICE: got {forced!r}, want cpu or cuda")
+        return forced == "cpu"
+    return not Path("/dev/nvidiactl").exists()
+
+
+def engine_environment(config: Config) -> dict[str, str]:
+    """Environment variables an engine process of this target needs."""
+    env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    if not on_cpu():
+        return env
+    cores = sorted(os.sched_getaffinity(0))
+    env |= {
+        # The default leaves a core to the front end; on two cores that halves the engine.
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
+        "VLLM_CPU_KVCACHE_SPACE": str(config.target.cpu_kv_cache_gib),
+    }
+    openmp = _intel_openmp()
+    preload = os.environ.get("LD_PRELOAD", "")
+    if openmp is not None and str(openmp) not in preload:
+        # Without it torch and vLLM's kernels run two OpenMP pools that fight for the cores.
+        env["LD_PRELOAD"] = f"{openmp}:{preload}" if preload else str(openmp)
+    if Path(config.target.model).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    return env
+
+
+def _intel_openmp() -> Path | None:
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return library if library.is_file() else None
+
+
+def enter_engine_environment(config: Config) -> None:
+    """Put this process into the engine environment, restarting it once if need be.
+
+    ``LD_PRELOAD`` acts only at process start, so a stage that runs the engine in its own
+    process replaces itself by the same command with the variables set.
+    """
+    wanted = engine_environment(config)
+    settled = all(os.environ.get(name) == value for name, value in wanted.items())
+    if settled and "LD_PRELOAD" not in wanted:
+        return
+    if os.environ.get("FORESPARK_ENGINE_ENV") == "1":
+        os.environ.update({k: v for k, v in wanted.items() if k != "LD_PRELOAD"})
+        return
+    environment = {**os.environ, **wanted, "FORESPARK_ENGINE_ENV": "1"}
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def speculative_config(config: Config, artifacts: Artifacts) -> dict[str, Any] | None:
+    """vLLM's ``speculative_config`` of the arm; None for autoregressive decoding."""
+    arm = config.arm
+    if arm.drafter == "none":
+        return None
+    return {
+        "method": "dspark" if arm.drafter == "dspark" else "dflash",
+        "model": str(artifacts.drafter),
+        "num_speculative_tokens": config.drafter.num_speculative_tokens,
+        "enable_adaptive_verification": arm.verify == "adaptive" or planned(config),
+    }
+
+
+def planned(config: Config) -> bool:
+    """True when our own speculator and budget manager serve the arm."""
+    arm = config.arm
+    return arm.drafter == "forespark" and not (
+        arm.draft == "full" and arm.verify == "full" and config.serve.force_length is None
+    )
+
+
+def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
+    """What reaches the workers as ``additional_config["forespark"]`` (JSON only)."""
+    settings: dict[str, Any] = {
+        "arm": config.arm.name,
+        "target": config.target.name,
+        "planned": planned(config),
+        "draft": config.arm.draft,
+        "verify": config.arm.verify,
+        "curve": config.arm.curve,
+        "split": "host" if config.target.sparse_mla else config.serve.split,
+        "price_other": config.schedule.price_other,
+        "prior_acceptance": config.schedule.prior_acceptance,
+        "force_length": config.serve.force_length,
+        "trace": config.serve.trace,
+        "trace_detail": config.serve.trace_detail,
+        "dtype": config.target.dtype,
+        "drafter_sha256": artifacts.drafter_sha256,
+    }
+    for name in ("heads", "calibration", "latency"):
+        path = getattr(artifacts, name)
+        settings[name] = None if path is None else str(path)
+    return settings
+
+
+def engine_arguments(config: Config, artifacts: Artifacts) -> dict[str, Any]:
+    """Keyword arguments of ``vllm.LLM`` (and, as flags, of ``vllm serve``)."""
+    target = config.target
+    arguments: dict[str, Any] = {
+        "model": target.model,
+        "served_model_name": target.name,
+        "dtype": target.dtype,
+        "max_model_len": target.max_model_len,
+        "max_num_seqs": target.max_num_seqs,
+        "max_num_batched_tokens": target.max_num_batched_tokens,
+        "tensor_parallel_size": target.tensor_parallel_size,
+        "enable_expert_parallel": target.expert_parallel,
+        "kv_cache_dtype": target.kv_cache_dtype,
+        "additional_config": {"forespark": forespark_settings(config, artifacts)},
+    }
+    speculative = speculative_config(config, artifacts)
+    if speculative is not None:
+        arguments["speculative_config"] = speculative
+    if on_cpu():
+        arguments["enforce_eager"] = True
+    else:
+        arguments["max_cudagraph_capture_size"] = target.cudagraph_max_tokens
+    return arguments
+
+
+def serve_command(config: Config, artifacts: Artifacts, extra: list[str]) -> list[str]:
+    """``vllm serve`` command line; ``extra`` flags come last and so win."""
+    arguments = engine_arguments(config, artifacts)
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", arguments.pop("model")]
+    command += ["--host", config.serve.host, "--port", str(config.serve.port)]
+    if config.serve.barrier:
+        command += ["--scheduler-cls", "forespark.serving.barrier.BarrierScheduler"]
+    for name, value in arguments.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            command += [flag] if value else []
+        elif isinstance(value, dict):
+            command += [flag, json.dumps(value)]
+        else:
+            command += [flag, str(value)]
+    return [*command, *config.target.serve_args, *extra]
+
+
+def plugin_is_installed() -> bool:
+    """True when the package is installed, so that vLLM finds our entry point."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group="vllm.general_plugins")
+    return any(entry.name == "forespark" for entry in found) and (
+        importlib.util.find_spec("vllm") is not None
+    )

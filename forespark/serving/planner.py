@@ -1,0 +1,126 @@
+"""Host side of the joint schedule: request slots, stale estimates, totals.
+
+The host plans only totals. It keeps one row of scores per request-state slot, the newest
+ones that have landed: on a GPU those of an earlier step (two-slot asynchronous copies),
+on a CPU those of this step. A slot without an estimate uses the mean of the others
+(``fore_d.prior``). No tensor is waited for here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forespark.fore_d.costs import CostTables
+from forespark.fore_d.prior import fill_missing, prior_scores
+from forespark.fore_d.schedule import plan, replan_budget
+
+
+@dataclass
+class PlanCounters:
+    """What the last step planned, for traces and metrics."""
+
+    planned_draft: int = 0
+    drafted: int = 0
+    drafter_tokens: int = 0
+    budget: int = 0
+    present: int = 0
+    plan_us: float = 0.0  # of the draft total
+    budget_us: float = 0.0  # of B
+    bad_estimates: int = 0
+
+
+class Planner:
+    """Totals of a batch, from host scores.
+
+    Args:
+        max_num_reqs: request-state slots.
+        K: largest draft length.
+        costs: latency tables; None when nothing is planned (forced lengths).
+        settings: ``additional_config["forespark"]``.
+    """
+
+    def __init__(
+        self, max_num_reqs: int, K: int, costs: CostTables | None, settings: dict[str, Any]
+    ) -> None:
+        self.K = K
+        self.costs = costs
+        self.draft_rule = settings["draft"]
+        self.verify_rule = settings["verify"]
+        self.price_other = bool(settings["price_other"])
+        self.force_length: int | None = settings["force_length"]
+        self.force_verify: int | None = None
+        self.prior = prior_scores(float(settings["prior_acceptance"]), K)
+        self.scores = np.zeros((max_num_reqs, K), dtype=np.float32)
+        self.known = np.zeros(max_num_reqs, dtype=bool)
+        # Post-draft survival and length of the drafts waiting to be verified, by slot.
+        self.survival = np.zeros((max_num_reqs, K), dtype=np.float32)
+        self.lengths = np.zeros(max_num_reqs, dtype=np.int64)
+        self.counters = PlanCounters()
+
+    def forget(self, slot: int) -> None:
+        """A slot got a new request: nothing of the old one may be read."""
+        self.known[slot] = False
+        self.lengths[slot] = 0
+
+    def draft_lengths_total(self, slots: np.ndarray, samples: np.ndarray) -> int:
+        """Sum of d_i to draft now for the requests in ``slots`` that sample.
+
+        Args:
+            slots: [R] request-state slots in batch order.
+            samples: [R] bool; False while still prefilling (drafts nothing).
+        """
+        began = time.perf_counter()
+        n = int(samples.sum())
+        if n == 0:
+            total = 0
+        elif self.force_length is not None:
+            total = n * self.force_length
+        elif self.draft_rule == "full":
+            total = n * self.K
+        else:
+            assert self.costs is not None
+            rows = slots[samples]
+            scores = fill_missing(self.scores[rows], self.known[rows], self.prior)
+            total = plan(scores, n, n, self.costs, self.price_other).draft_total
+        self.counters.planned_draft = total
+        self.counters.plan_us = (time.perf_counter() - began) * 1e6
+        return total
+
+    def budget(self, slots: np.ndarray, limits: np.ndarray, n: int, non_draft: int) -> int:
+        """B for the batch about to be verified, from its actual N and the drafts present.
+
+        Args:
+            slots: [R] request-state slots.
+            limits: [R] draft tokens of each request that can still be verified.
+            n: requests that sample in this step.
+            non_draft: N.
+        """
+        began = time.perf_counter()
+        present = int(limits.sum())
+        self.counters.present = present
+        if self.force_verify is not None:
+            budget = int(np.minimum(limits, self.force_verify).sum())
+        elif self.verify_rule == "full" or self.force_length is not None or self.costs is None:
+            budget = present
+        elif present == 0:
+            budget = 0
+        else:
+            source = self.scores if self.draft_rule == "planned" else self.survival
+            inside = np.arange(self.K) < limits[:, None]
+            drafted = np.where(inside, source[slots], np.float32(0.0))
+            budget = replan_budget(
+                drafted,
+                n,
+                non_draft,
+                self.costs,
+                present,
+                self.counters.drafter_tokens,
+                self.price_other,
+            )
+        self.counters.budget = budget
+        self.counters.budget_us = (time.perf_counter() - began) * 1e6
+        return budget

@@ -1,0 +1,256 @@
+"""ForeSpark's speculator: estimate, split, draft blocks of different lengths, score them.
+
+One ``propose`` does the first three stages of work-conserving speculation (paper,
+Section 4) after a verification pass: pre-draft scores from the context feature of the
+last accepted token and the anchor's embedding; the host's total split over requests; one
+packed drafter pass over ``sum(d_i + 1)`` tokens with the selector walk and the post-draft
+confidence. The fourth stage, spending B, is the budget manager's.
+
+The drafter, its context K/V and the target are vLLM's own; only the layout of the query
+batch differs from stock DFlash 2. A prefilling request drafts nothing; a step that drafts
+nothing skips the drafter's forward pass but still writes its context K/V.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
+
+from forespark.fore_d.split import split
+from forespark.fore_d.survival import post_survival
+from forespark.serving import packed
+from forespark.serving.conv import BlockOffsets, use_packed_conv
+from forespark.serving.estimate import Estimators
+from forespark.serving.planner import Planner
+from forespark.serving.proposal import Proposal
+
+
+class ForeSparkSpeculator(DFlash2Speculator):
+    """DFlash 2 with planned, variable draft lengths.
+
+    Attributes:
+        planner: host totals; also holds the forced length of calibration runs.
+        manager: the budget manager, attached once vLLM has built its request states.
+        last: the newest proposal (for traces); None before the first.
+    """
+
+    _speculator_name = "ForeSpark"
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        settings = vllm_config.additional_config["forespark"]
+        # Our own post-draft estimator grades drafts; vLLM's online one stays off.
+        self.use_acceptance_estimator = False
+        self.settings = settings
+        self.estimators = Estimators.load(
+            Path(settings["heads"]), settings, self.num_speculative_steps, device
+        )
+        self.planner = Planner(
+            self.max_num_reqs, self.num_speculative_steps, self.estimators.costs, settings
+        )
+        self.offsets = BlockOffsets(self.max_num_tokens, device)
+        self.manager: Any = None
+        self.last: Proposal | None = None
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        super().load_model(target_model)
+        found = use_packed_conv(self.model, self.offsets)
+        assert found > 0, "a DFlash 2 drafter has grouped convolutions"
+        self.estimators.attach(self.model, self.dtype)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        dp_sync: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+    ) -> torch.Tensor:
+        """Draft for every request that sampled. Returns tokens [R, K], 0 past each d_i."""
+        if dummy_run:
+            block = self.num_query_per_req
+            self.offsets.set_uniform(min(input_batch.num_reqs * block, self.max_num_tokens), block)
+            return super().propose(
+                input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states,
+                num_sampled, num_rejected, last_sampled, next_prefill_tokens, temperature, seeds,
+                dp_sync=dp_sync, dummy_run=True, skip_attn_for_dummy_run=skip_attn_for_dummy_run,
+                mm_inputs=mm_inputs, is_profile=is_profile,
+            )  # fmt: skip
+        assert aux_hidden_states, "DFlash 2 reads the target's captured layers"
+        num_tokens = input_batch.num_tokens
+        context = self.model.combine_hidden_states(torch.cat(aux_hidden_states, dim=-1))
+        context = context[:num_tokens]
+        anchors = packed.find_anchors(
+            input_batch.query_start_loc[: input_batch.num_reqs + 1],
+            input_batch.positions,
+            input_batch.idx_mapping,
+            num_sampled,
+            num_rejected,
+            last_sampled,
+            next_prefill_tokens,
+        )
+        self._store_context(input_batch, context, num_rejected)
+        proposal = self._plan_lengths(input_batch, context, anchors)
+        if proposal.num_drafts > 0:
+            self._draft(input_batch, anchors, proposal, temperature, seeds)
+        self.last = proposal
+        self.manager.record_drafts(
+            input_batch.idx_mapping,
+            input_batch.idx_mapping_np,
+            proposal.lengths,
+            proposal.survival,
+        )
+        return proposal.tokens
+
+    def _store_context(
+        self, input_batch: Any, context: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        """Write the drafter's context K/V of the target's new tokens, per cache group."""
+        num_reqs, num_tokens = input_batch.num_reqs, context.shape[0]
+        positions = input_batch.positions[:num_tokens]
+        slots = [
+            packed.context_slots(
+                input_batch.query_start_loc[: num_reqs + 1],
+                positions,
+                num_rejected,
+                self.block_tables.input_block_tables[group][:num_reqs],
+                self.block_tables.kernel_block_sizes[group],
+            )
+            for group in self.draft_kv_cache_group_ids
+        ]
+        layers = self._layer_group_idx
+        per_layer = slots[0] if layers is None else [slots[index] for index in layers]
+        self.model.precompute_and_store_context_kv(context, positions, per_layer)
+
+    def _plan_lengths(
+        self, input_batch: Any, context: torch.Tensor, anchors: packed.Anchors
+    ) -> Proposal:
+        """Score every request, publish the scores to the host, split the planned total."""
+        slots = input_batch.idx_mapping_np
+        count = input_batch.num_reqs
+        samples = (
+            input_batch.num_computed_tokens_np[:count] + input_batch.num_scheduled_tokens[:count]
+            >= input_batch.prefill_len_np[:count]
+        )
+        scored = self.estimators.before_draft(context[anchors.row], self._embed(anchors.token))
+        if context.device.type == "cpu":
+            self.planner.scores[slots] = scored.scores.numpy()
+            self.planner.known[slots] = samples
+        sampling = torch.from_numpy(np.ascontiguousarray(samples)).to(context.device)
+        room = (self.max_model_len - 1 - (anchors.position + 1)).clamp(min=0)
+        limits = torch.where(sampling, room.clamp(max=self.num_speculative_steps), 0)
+        total = self.planner.draft_lengths_total(slots, samples)
+        if self.planner.force_length is not None:
+            lengths = limits.clamp(max=self.planner.force_length)
+        else:
+            lengths = split(scored.scores, total, limits)
+        lengths_host = lengths.cpu().numpy()
+        proposal = Proposal.empty(
+            lengths, lengths_host, self.num_speculative_steps, scored, anchors.position + 1
+        )
+        counters = self.planner.counters
+        counters.drafted, counters.drafter_tokens = proposal.num_drafts, proposal.num_tokens
+        counters.bad_estimates += int(scored.bad.sum()) if context.device.type == "cpu" else 0
+        return proposal
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Raw target embeddings e of the anchors, before any drafter input scale."""
+        return self.model.model.embed_tokens(tokens)
+
+    def _draft(
+        self,
+        input_batch: Any,
+        anchors: packed.Anchors,
+        proposal: Proposal,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+    ) -> None:
+        """One packed drafter pass; fills the proposal's tokens and survival."""
+        blocks = packed.lay_out(proposal.lengths, proposal.num_tokens, proposal.num_drafts)
+        slot_mappings, metadata = self._prepare_queries(input_batch, anchors, blocks, proposal)
+        self.temperature.copy_(temperature)
+        self.seeds.copy_(seeds)
+        hidden = self._run_model(proposal.num_tokens, metadata, slot_mappings, None)
+        hidden = hidden[blocks.draft_token]
+        candidate_ids, unary = self.model.compute_candidates(hidden)
+        slots = input_batch.idx_mapping.to(torch.int64)
+        chosen, logits = self.estimators.walk(
+            hidden, candidate_ids, unary, anchors, blocks, proposal, temperature[slots],
+            seeds[slots] if self.draft_logits is not None else None,
+        )  # fmt: skip
+        proposal.tokens[blocks.draft_request, blocks.draft_step] = chosen.tokens
+        proposal.post_logits[blocks.draft_request, blocks.draft_step] = logits
+        proposal.survival, _ = post_survival(
+            proposal.post_logits, self.estimators.theta, proposal.lengths
+        )
+        if self.draft_logits is not None:
+            rows = (slots[blocks.draft_request], blocks.draft_step)
+            cached = torch.full_like(self.draft_logits[rows], -torch.inf)
+            self.draft_logits[rows] = cached.scatter_(1, candidate_ids, chosen.scores)
+
+    def _prepare_queries(
+        self, input_batch: Any, anchors: packed.Anchors, blocks: packed.Blocks, proposal: Proposal
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
+        """Fill the query buffers; build slot mappings and attention metadata."""
+        num_reqs, num_tokens = input_batch.num_reqs, proposal.num_tokens
+        buffers = self.input_buffers
+        is_anchor = blocks.offset == 0
+        buffers.input_ids[:num_tokens] = torch.where(
+            is_anchor, anchors.token[blocks.request], self.parallel_drafting_token_id
+        ).to(buffers.input_ids.dtype)
+        positions = anchors.position[blocks.request] + 1 + blocks.offset
+        buffers.positions[:num_tokens] = positions.clamp(max=self.max_model_len - 1)
+        buffers.query_start_loc[: num_reqs + 1] = blocks.start
+        buffers.query_start_loc[num_reqs + 1 :].fill_(num_tokens)
+        ends = anchors.position + 2 + proposal.lengths
+        buffers.seq_lens[:num_reqs] = ends.clamp(max=self.max_model_len).to(torch.int32)
+        buffers.seq_lens[num_reqs:].zero_()
+        self.offsets.set(blocks.offset)
+        for group in self.draft_kv_cache_group_ids:
+            self.block_tables.slot_mappings[group, :num_tokens] = packed.slots_of(
+                positions,
+                blocks.request,
+                self.block_tables.input_block_tables[group][:num_reqs],
+                self.block_tables.kernel_block_sizes[group],
+                positions < self.max_model_len,
+            )
+        self.draft_max_seq_len = min(
+            int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max()) + self.num_query_per_req,
+            self.max_model_len,
+        )
+        starts = np.zeros(num_reqs + 1, dtype=np.int32)
+        np.cumsum(proposal.widths, out=starts[1:])
+        metadata = self._build_attn_metadata(
+            num_reqs=num_reqs,
+            batch_desc=BatchExecutionDescriptor(
+                cg_mode=CUDAGraphMode.NONE, num_tokens=num_tokens, num_reqs=num_reqs
+            ),
+            query_start_loc_np=starts,
+            seq_lens_cpu_upper_bound=input_batch.seq_lens_cpu_upper_bound,
+            step=self.num_query_per_req,
+            causal=self._group_causal,
+        )
+        mappings = build_slot_mappings_by_layer(
+            self.block_tables.slot_mappings[:, :num_tokens], self.kv_cache_config
+        )
+        return mappings, metadata
