@@ -100,7 +100,19 @@ def summarise(
         "other": {"batch": [p[0] for p in other], "ms": list(other.values())},
     }
     CostTables.from_record(record, source="measured timings")
+    _warn_if_flat("draft", record["draft"]["tokens"], record["draft"]["ms"])
+    _warn_if_flat("verify", each, grid[-1])
     return record
+
+
+def _warn_if_flat(kind: str, sizes: Sequence[int], ms: Sequence[float]) -> None:
+    """Identical times at 1x and 8x the work mean the forced size never took effect."""
+    if sizes[-1] >= 8 * max(sizes[0], 1) and ms[-1] < 1.01 * ms[0]:
+        warnings.warn(
+            f"{kind} timings: {sizes[0]} and {sizes[-1]} tokens take {ms[0]:.3g} and "
+            f"{ms[-1]:.3g} ms; check that the forced length reaches the engine",
+            stacklevel=3,
+        )
 
 
 def _medians(

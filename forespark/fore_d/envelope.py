@@ -5,7 +5,7 @@ slopes g_{i,d} = F_i(d) - F_i(d-1) never rise and never fall below zero: a longe
 that is worth less than a shorter one is worth nothing extra, never a penalty.
 
 ``scores_reference`` walks the hull in plain Python, ``scores_host`` does the same in
-numba, ``scores`` evaluates the closed form
+numba, ``scores_device`` evaluates the closed form
 
     g_d = min over a < d of max over b >= d of (R(b) - R(a)) / (b - a)
 
@@ -76,9 +76,21 @@ def scores_host(reward: np.ndarray) -> np.ndarray:  # [R, K] float32 or float64
 
 
 def scores(
-    reward: torch.Tensor,  # [R, K], R(1)..R(K), no NaN
+    reward: torch.Tensor,  # [R, K] float, R(1)..R(K), no NaN
 ) -> torch.Tensor:
-    """Scores g [R, K] on the rewards' device: non-increasing along K, >= 0."""
+    """Scores g [R, K] on the rewards' device: non-increasing along K, >= 0.
+
+    A CPU tensor takes the hull walk: K steps a request instead of K^2, on one core.
+    """
+    if reward.device.type == "cpu":
+        return torch.from_numpy(scores_host(reward.contiguous().numpy())).to(reward.dtype)
+    return scores_device(reward)
+
+
+def scores_device(
+    reward: torch.Tensor,  # [R, K] float, R(1)..R(K), no NaN
+) -> torch.Tensor:
+    """Closed-form twin of ``scores`` in plain torch operations."""
     R, K = reward.shape
     points = torch.zeros(R, K + 1, dtype=reward.dtype, device=reward.device)
     points[:, 1:] = reward.clamp(min=0).cummax(dim=1).values

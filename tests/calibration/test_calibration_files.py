@@ -210,6 +210,17 @@ def test_short_points_are_left_out_loudly(tmp_path):
     assert points_missing(samples, "draft", [(8,), (16,), (32,)], 3) == [(16,), (32,)]
 
 
+def test_a_forced_length_that_changes_nothing_is_reported(tmp_path):
+    path = write_raw(tmp_path / "raw")
+    for _ in range(3):
+        append_jsonl(path, {"kind": "draft", "tokens": 16, "ms": 9.1})
+    key, samples = read_timings(path)
+    summarise(key, samples, min_samples=3)  # 16 tokens cost what 8 do, but not what 2 do
+    samples["draft"] = {(t,): [5.0] * 3 for t in (2, 4, 16)}
+    with pytest.warns(UserWarning, match="2 and 16 tokens take 5 and 5 ms"):
+        summarise(key, samples, min_samples=3)
+
+
 def test_unusable_timings_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no timings"):
         read_timings(tmp_path / "none")

@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forespark.fore_d.envelope import scores, scores_from_logits, scores_host, scores_reference
+from forespark.fore_d.envelope import (
+    scores,
+    scores_device,
+    scores_from_logits,
+    scores_host,
+    scores_reference,
+)
 from forespark.fore_d.prior import fill_missing, prior_scores
 from forespark.fore_d.survival import (
     entries,
@@ -123,17 +129,20 @@ def test_envelope_twins_agree(rows):
     reward = np.array(rows, dtype=np.float32).reshape(-1, 7)
     want = np.array([scores_reference(row) for row in reward]).reshape(-1, 7)
     np.testing.assert_allclose(scores_host(reward), want, atol=1e-12)
-    g = scores(torch.from_numpy(reward))
-    # float32 differences of values up to 15
-    np.testing.assert_allclose(g.numpy(), want, atol=1e-5)
-    assert (g >= 0).all()
-    assert (g.diff(dim=1) <= 0).all()  # exactly, in floating point
+    for twin in (scores, scores_device):
+        g = twin(torch.from_numpy(reward))
+        assert g.dtype == torch.float32
+        # float32 differences of values up to 15
+        np.testing.assert_allclose(g.numpy(), want, atol=1e-5)
+        assert (g >= 0).all()
+        assert (g.diff(dim=1) <= 0).all()  # exactly, in floating point
 
 
 def test_spread_scores_are_bit_equal():
     """A late jump makes one hull segment: its scores must tie for the split's tie rule."""
-    g = scores(torch.tensor([[0.1, 0.3, 0.7, 2.3]]))
-    assert g.unique().numel() == 1
+    reward = torch.tensor([[0.1, 0.3, 0.7, 2.3]])
+    assert scores(reward).unique().numel() == 1
+    assert scores_device(reward).unique().numel() == 1
 
 
 def test_new_requests_get_the_mean_then_the_prior():
