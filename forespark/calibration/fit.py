@@ -37,29 +37,28 @@ PULL = 1.0
 
 
 def fit_all(
-    post: Traces,  # drafts of length K, with post-draft logits
-    pre: Traces | None,  # drafts of every length, with pre-draft logits; None: no estimator
+    traces: Traces,  # drafts of length K at least; of every length for a triangle
     key: Mapping[str, Any],  # CALIBRATION_KEY fields
     bins: int = 15,
     grid_points: int = 41,
     min_samples: int = 50,
 ) -> Calibration:
-    """Both fits of one drafter.
+    """Both fits of one drafter; without pre-draft logits (``form`` None) the first alone.
 
     Raises:
         ValueError: no length-K drafts with post-draft logits, or a fit's own refusal.
     """
     K = int(key["K"])
-    full = post.drafts.get(K)
+    full = traces.drafts.get(K)
     if full is None or full.l is None:
         raise ValueError(
             f"no fully verified drafts of length {K} with post-draft logits in the traces; "
             f"run `{COMMAND} --target {key.get('target')}`"
         )
     temperatures = fit_post(full.l, full.accepted, bins, grid_points, min_samples)
-    if pre is None or pre.form is None:
+    if traces.form is None:
         return Calibration(dict(key), temperatures, None)
-    entries = fit_pre(pre.drafts, K, pre.form, bins, min_samples)
+    entries = fit_pre(traces.drafts, K, traces.form, bins, min_samples)
     return Calibration(dict(key), temperatures, entries)
 
 

@@ -1,6 +1,6 @@
 """Raw step timings to ``latency.json`` to price tables (Appendix B, Latency tables).
 
-Raw file, JSON lines, appended by the profiler; every session starts with a header:
+Raw file, JSON lines, appended by the profiler; every run starts with a header:
 
     {"kind": "header", "key": {LATENCY_KEY fields}}
     {"kind": "draft", "tokens": packed drafter tokens, "ms": x}
@@ -83,7 +83,7 @@ def summarise(
     draft = _medians(samples["draft"], "draft", min_samples)
     other = _medians(samples["other"], "other", min_samples)
     batches, each, grid = _grid(_medians(samples["verify"], "verify", min_samples))
-    record = {
+    record: dict[str, Any] = {
         "schema": 1,
         "key": dict(key),
         "draft": {

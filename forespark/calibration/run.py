@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forespark.calibration.fit import fit_post, fit_pre
+from forespark.calibration.fit import fit_all
 from forespark.calibration.store import report, write_calibration
 from forespark.calibration.traces import read_traces
-from forespark.fore_d.calibrated import Calibration
 
 
 def calibrate(
@@ -35,14 +34,6 @@ def calibrate(
         ValueError: no trace of the full length K, or traces of something else.
     """
     traces = read_traces(paths, key)
-    K = int(key["K"])
-    full = traces.drafts.get(K)
-    if full is None or full.l is None:
-        raise ValueError(f"calibration: no fully verified draft of length K={K} in the traces")
-    post = fit_post(full.l, full.accepted, bins, grid_points, min_samples)
-    pre = None
-    if traces.form is not None:
-        pre = fit_pre(traces.drafts, K, traces.form, bins, min_samples)
-    calibration = Calibration(dict(key), post, pre)
+    calibration = fit_all(traces, key, bins, grid_points, min_samples)
     write_calibration(out, calibration)
     return report(calibration)

@@ -1,6 +1,6 @@
 """Step traces as arrays for the calibration fits.
 
-A trace is a JSON-lines file. Its first line, and the first line of every later session
+A trace is a JSON-lines file. Its first line, and the first line of every later run
 that appends to it, is a header; every other line is one engine step:
 
     {"header": {"schema": 1, "target": str, "drafter": "forespark" | "dspark",

@@ -151,9 +151,9 @@ def test_fit_all_makes_a_whole_calibration():
     key = {"target": "t", "drafter": "forespark", "drafter_sha256": "x", "K": 2}
     logits = {d: rng.normal(0.5, 1, (3000, d)) for d in (1, 2)}
     drafts = {d: Drafts(simulate(rng, x), x, x / 2) for d, x in logits.items()}
-    fit = fit_all(Traces({2: drafts[2]}, "triangle"), Traces(drafts, "triangle"), key)
+    fit = fit_all(Traces(drafts, "triangle"), key)
     assert fit.pre.samples[1][0] == 3000
     assert fit.post.theta[0] == pytest.approx(0.5, rel=0.3)
-    assert fit_all(Traces({2: drafts[2]}, None), None, key).pre is None
+    assert fit_all(Traces({2: drafts[2]}, None), key).pre is None
     with pytest.raises(ValueError, match=r"length 2.*calibrate\.py --target t"):
-        fit_all(Traces({1: drafts[1]}, "triangle"), None, key)
+        fit_all(Traces({1: drafts[1]}, "triangle"), key)
