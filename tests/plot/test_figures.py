@@ -133,7 +133,7 @@ def test_other_schema_names_file_and_line(tmp_path):
         out.write(json.dumps(line) + "\n")
     with pytest.raises(ValueError, match="line 2: got schema 7"):
         results.read(folder)
-    with pytest.raises(SystemExit, match="error: .*line 2"):
+    with pytest.raises(SystemExit, match=r"error: .*line 2"):
         results.run(lambda: results.read(folder))
 
 
