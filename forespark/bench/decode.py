@@ -22,7 +22,7 @@ from forespark.bench.client import Client
 from forespark.bench.measure import Arm, BatchFailed, measure
 from forespark.bench.plan import Point, PromptPlan
 from forespark.bench.records import RECORDS, append_record, read_records
-from forespark.bench.server import Server, serve_command
+from forespark.bench.server import ROOT, Server, serve_command
 from forespark.bench.workloads import Prompt, load_prompts
 from forespark.config import Config
 from forespark.record import append_jsonl, file_sha256, provenance, read_json, write_json
@@ -148,8 +148,7 @@ class DecodeBenchmark:
         label = f"{arm}-r{round_index}"
         trace = None
         if self.endpoint is None:
-            # Absolute: the server does not run in this process's folder. Emptied, because
-            # its offsets are this server's.
+            # Emptied: the byte offsets taken below are this server's.
             trace = (self.out / "traces" / f"{label}.jsonl").resolve()
             trace.parent.mkdir(parents=True, exist_ok=True)
             trace.unlink(missing_ok=True)
@@ -249,7 +248,7 @@ def drafter_weights(config: Config, drafter: str) -> Path | None:
         folders = [Path(config.drafter.dir)]
     else:
         own = Path(config.run_dir) / "drafters" / drafter
-        folders = [own, Path("models") / f"{config.target.name}-{drafter}"]
+        folders = [own, ROOT / "models" / f"{config.target.name}-{drafter}"]
     found = (folder / "model.safetensors" for folder in folders)
     return next((path for path in found if path.is_file()), None)
 

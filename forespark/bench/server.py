@@ -1,8 +1,8 @@
 """Start ``serve.py`` for one arm, wait until it answers, and stop all of its processes.
 
-An engine is several processes, so the server runs in a process group of its own and the
-group is what gets stopped: on leaving the ``with`` block, on an exception, and when this
-process is killed outright (the kernel then signals the server).
+An engine is several processes, some in process groups of their own, so the whole tree is
+stopped: on leaving the ``with`` block, on an exception, and when this process is killed
+outright (the kernel then signals the server, which stops its engine).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 from tqdm import tqdm
 
 from forespark.config import Config, load
@@ -32,7 +33,8 @@ BARRIER = "forespark.serving.barrier.BarrierScheduler"
 # Sections that decide what is served; the others are other stages' business.
 _SECTIONS = ("target", "drafter", "schedule", "serve", "run_dir")
 _PER_SERVER = {"serve.port", "serve.trace", "serve.barrier", "target.name"}
-_STOP_S = 20.0  # patience between asking a server to stop and killing it
+_STOP_S = 45.0  # patience with a server that stops its engine, which takes its own time
+_ORPHAN_S = 5.0  # and with processes that it leaves behind
 _LOG_LINES = 25
 _PR_SET_PDEATHSIG = 1
 
@@ -114,6 +116,7 @@ class Server:
         self.ready_timeout_s = ready_timeout_s
         self.label = label
         self.process: subprocess.Popen[bytes] | None = None
+        self._tree: list[psutil.Process] = []
 
     @property
     def endpoint(self) -> str:
@@ -129,7 +132,6 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
-                    cwd=ROOT,
                     start_new_session=True,
                     preexec_fn=_end_with_parent(),
                 )
@@ -159,18 +161,35 @@ class Server:
         return "\n".join(lines[-_LOG_LINES:])
 
     def stop(self) -> None:
-        """Stop the whole group: ask, wait, then kill whatever is left."""
+        """Stop the whole tree: ask the server, wait, then kill whatever is left."""
         if self.process is None:
             return
-        group = self.process.pid  # a session leader's group has its own id
-        _signal_group(group, signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_S
-        while _group_alive(group) and time.monotonic() < deadline:
-            self.process.poll()  # reaps the leader, which would count as alive otherwise
-            time.sleep(0.05)
-        _signal_group(group, signal.SIGKILL)
+        self._remember_tree()
+        with contextlib.suppress(ProcessLookupError):
+            # Only the server: it knows how to end its engine in order.
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_STOP_S)
+        left_s = _ORPHAN_S if self.process.returncode is not None else 0.0
+        _, left = psutil.wait_procs(self._tree, timeout=left_s)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self.process = None
+        psutil.wait_procs(left, timeout=_ORPHAN_S)
+        self.process, self._tree = None, []
+
+    def _remember_tree(self) -> None:
+        """Add the server's present descendants to those to be stopped.
+
+        Once the server itself is gone they have another parent and could not be found.
+        """
+        assert self.process is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = psutil.Process(self.process.pid).children(recursive=True)
+            self._tree = list({*self._tree, *found})
 
     def _wait_until_ready(self) -> None:
         assert self.process is not None
@@ -182,6 +201,7 @@ class Server:
                 code = self.process.poll()
                 if code is not None:
                     raise ValueError(self.failure(f"ended with exit code {code} while starting"))
+                self._remember_tree()
                 if _answers(f"{self.endpoint}/health"):
                     return
                 progress.refresh()
@@ -221,19 +241,6 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
-
-
-def _group_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _end_with_parent() -> Callable[[], None] | None:

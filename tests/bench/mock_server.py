@@ -188,7 +188,7 @@ if __name__ == "__main__":  # stands in for serve.py: flags are read, most are i
         import subprocess
 
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        child = subprocess.Popen(["sleep", "600"])
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         print(f"child {child.pid}", flush=True)
     web.run_app(
         MockEngine().app(),

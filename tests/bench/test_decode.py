@@ -272,7 +272,8 @@ def gone(pid):
 
 
 def test_server_with_children_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "_STOP_S", 0.3)  # it ignores SIGTERM, so this is waited for
+    monkeypatch.setattr(server, "_STOP_S", 0.3)
+    monkeypatch.setattr(server, "_ORPHAN_S", 0.3)  # it ignores SIGTERM, so this is waited for
     pids = []
 
     def use_and_fail():
@@ -285,6 +286,15 @@ def test_server_with_children_is_stopped(tmp_path, monkeypatch):
         use_and_fail()
     time.sleep(0.1)
     assert all(gone(pid) for pid in pids)
+
+
+def test_children_of_a_server_that_died_are_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "_ORPHAN_S", 0.3)
+    with mock_server(tmp_path, "stubborn") as served:
+        child = int((tmp_path / "log").read_text().split()[1])
+        os.kill(served.process.pid, 9)
+        served.process.wait()
+    assert gone(child)
 
 
 def test_server_that_dies_shows_its_log(tmp_path, capsys):
