@@ -16,8 +16,9 @@ def main() -> None:
     args, config = cli.stage("curves", __doc__, "target", "limit", "out", "dry-run")
     config.arm.name, config.arm.drafter = "forespark", "forespark"
     out = args.out or Path(config.run_dir)
+    from forespark.serving.artifacts import latency_key
     from forespark.serving.launch import enter_engine_environment
-    from forespark.serving.profile import latency_key, profile_steps
+    from forespark.serving.profile import profile_steps
 
     key = latency_key(config)
     if args.dry_run:

@@ -69,6 +69,24 @@ def drafter_sha256(drafter: Path) -> str:
     return _sha256(weights, stat.st_size, stat.st_mtime_ns)
 
 
+def latency_key(config: Config, digest: str | None = None) -> dict[str, Any]:
+    """What latency tables are valid for (LATENCY_KEY of ``fore_d.costs``).
+
+    Args:
+        digest: of the drafter's weights; None looks the drafter up.
+    """
+    return {
+        "target": config.target.name,
+        "drafter_sha256": digest or drafter_sha256(drafter_dir(config, "forespark")),
+        "device": record.device_name(),
+        "tensor_parallel_size": config.target.tensor_parallel_size,
+        "K": config.drafter.num_speculative_tokens,
+        "max_num_seqs": config.target.max_num_seqs,
+        "dtype": config.target.dtype,
+        "vllm": record.versions().get("vllm", "unknown"),
+    }
+
+
 def check_safetensors(path: Path) -> None:
     """Refuse a truncated or corrupt safetensors file by its header and length.
 

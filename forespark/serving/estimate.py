@@ -66,13 +66,8 @@ class Estimators:
             scale, bias, theta = _calibration(Path(settings["calibration"]), settings, K, form)
         costs = None
         if settings["latency"] is not None:
-            wanted = {
-                "target": settings["target"],
-                "drafter_sha256": settings["drafter_sha256"],
-                "device": record.device_name(),
-                "K": K,
-                "dtype": settings["dtype"],
-            }
+            # The worker knows its device best: the launcher may not have loaded CUDA.
+            wanted = {**settings["latency_key"], "device": record.device_name()}
             path = Path(settings["latency"])
             costs = CostTables.from_record(record.read_json(path), wanted, str(path))
         return cls(

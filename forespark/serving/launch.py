@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forespark.config import Config
-from forespark.serving.artifacts import Artifacts
+from forespark.serving.artifacts import Artifacts, latency_key
 
 
 def on_cpu() -> bool:
@@ -103,9 +103,11 @@ def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
         "force_length": config.serve.force_length,
         "trace": config.serve.trace,
         "trace_detail": config.serve.trace_detail,
-        "dtype": config.target.dtype,
         "drafter_sha256": artifacts.drafter_sha256,
+        "latency_key": None,
     }
+    if artifacts.latency is not None:
+        settings["latency_key"] = latency_key(config, artifacts.drafter_sha256)
     for name in ("heads", "calibration", "latency"):
         path = getattr(artifacts, name)
         settings[name] = None if path is None else str(path)

@@ -60,6 +60,14 @@ class Planner:
         self.survival = np.zeros((max_num_reqs, K), dtype=np.float32)
         self.lengths = np.zeros(max_num_reqs, dtype=np.int64)
         self.counters = PlanCounters()
+        if costs is not None:
+            # Compile (or load) the schedule now, not in the first request's step.
+            self._warm_up(costs)
+
+    def _warm_up(self, costs: CostTables) -> None:
+        row = self.prior[None]
+        plan(row, 1, 1, costs, self.price_other)
+        replan_budget(row, 1, 1, costs, self.K, self.K + 1, self.price_other)
 
     def forget(self, slot: int) -> None:
         """A slot got a new request: nothing of the old one may be read."""

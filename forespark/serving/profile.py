@@ -17,38 +17,25 @@ from tqdm import tqdm
 
 from forespark import record
 from forespark.config import Config
-from forespark.serving.artifacts import drafter_dir, drafter_sha256
+from forespark.serving.artifacts import latency_key
 from forespark.serving.inprocess import Engine, Request, open_engine
 
 WARM_STEPS = 3  # first steps of a point: caches and allocators settle
-
-
-def latency_key(config: Config) -> dict[str, Any]:
-    """What latency tables are valid for (LATENCY_KEY)."""
-    return {
-        "target": config.target.name,
-        "drafter_sha256": drafter_sha256(drafter_dir(config, "forespark")),
-        "device": record.device_name(),
-        "tensor_parallel_size": config.target.tensor_parallel_size,
-        "K": config.drafter.num_speculative_tokens,
-        "max_num_seqs": config.target.max_num_seqs,
-        "dtype": config.target.dtype,
-        "vllm": record.versions().get("vllm", "unknown"),
-    }
 
 
 def profile_steps(config: Config, path: Path, limit: int | None = None) -> None:
     """Measure every point that ``path`` does not hold yet.
 
     Args:
-        limit: measure at most this many (batch, drafts) points.
+        limit: at most this many batch sizes and draft lengths, spread over their range.
 
     Raises:
         ValueError: a point needs more requests or drafts than the engine holds.
     """
     K = config.drafter.num_speculative_tokens
-    curves = config.curves
-    points = [(b, v) for b in curves.batch_sizes for v in sorted({0, *curves.verified_per_request})]
+    batches = _spread(config.curves.batch_sizes, limit)
+    lengths = _spread(sorted({0, *config.curves.verified_per_request}), limit)
+    points = [(batch, drafts) for batch in batches for drafts in lengths]
     wrong = [(b, v) for b, v in points if b > config.target.max_num_seqs or not 0 <= v <= K]
     if wrong:
         raise ValueError(
@@ -57,7 +44,7 @@ def profile_steps(config: Config, path: Path, limit: int | None = None) -> None:
         )
     key = latency_key(config)
     done = _done(path, key)
-    todo = [point for point in points if point not in done][:limit]
+    todo = [point for point in points if point not in done]
     if not todo:
         return
     config.arm.draft, config.arm.verify = "planned", "full"
@@ -70,6 +57,14 @@ def profile_steps(config: Config, path: Path, limit: int | None = None) -> None:
             if batch not in idle:
                 idle[batch] = float(np.median(_steps(config, engine, batch, 0)["draft_ms"]))
             _measure(config, engine, batch, drafts, idle[batch], path)
+
+
+def _spread(values: list[int], limit: int | None) -> list[int]:
+    """At most ``limit`` (but never fewer than two) values, first and last included."""
+    if limit is None or limit >= len(values):
+        return values
+    picks = np.linspace(0, len(values) - 1, max(limit, 2)).round().astype(int)
+    return [values[i] for i in picks]
 
 
 def _done(path: Path, key: dict[str, Any]) -> set[tuple[int, int]]:

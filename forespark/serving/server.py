@@ -75,9 +75,8 @@ def _report_ready(config: Config, process: subprocess.Popen[bytes]) -> None:
     began = time.monotonic()
     with tqdm(desc=f"starting {config.arm.name}", unit="s", file=sys.stderr) as bar:
         while process.poll() is None:
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                with urllib.request.urlopen(f"{url}/health", timeout=2):
-                    break
+            if _answers(f"{url}/health"):
+                break
             if time.monotonic() - began > config.serve.ready_timeout_s:
                 bar.write(f"not ready after {config.serve.ready_timeout_s:.0f} s", file=sys.stderr)
                 _stop(process)
@@ -86,6 +85,14 @@ def _report_ready(config: Config, process: subprocess.Popen[bytes]) -> None:
             bar.update(1)
     if process.poll() is None:
         print(f"ready: arm {config.arm.name} at {url}/v1, metrics at {url}/metrics", flush=True)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
