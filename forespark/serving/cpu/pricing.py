@@ -5,6 +5,7 @@ vLLM measures them while it captures CUDA graphs, which the CPU worker never doe
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 _REPLAYS = 3
+_CONTEXT = 256  # tokens behind each request; vLLM's default, 8192, would time the attention
 
 
 def profile_sizes(largest: int, max_requests: int) -> list[int]:
@@ -51,12 +53,10 @@ def price_steps(runner: Any) -> None:
     Sizes end at the largest verification (every request with all its drafts): a larger step
     is mostly prefill, whose price the last slope tells well enough.
     """
-    import vllm.envs as envs
-
     states = runner.req_states
     verification = states.max_num_reqs * (1 + states.num_speculative_steps)
     sizes = profile_sizes(min(verification, states.max_num_batched_tokens), states.max_num_reqs)
-    context = envs.VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN
+    context = int(os.environ.get("VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN", _CONTEXT))
     for size in sizes[:2]:
         runner._dummy_run(num_tokens=size, context_len=context)  # compiles and allocates
     with runner.step_timing.collect() as samples:
