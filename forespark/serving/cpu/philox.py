@@ -91,9 +91,8 @@ def gumbel32(seed, offset):
 def gumbel64(seed, offset):
     """float64 Gumbel noise from 64 random bits: -log(-log(u))."""
     low, high = philox(seed, offset)
-    u = np.float64((high << _SHIFT) | low) * 5.421010862427522170037e-20
-    u = max(u, 2.2250738585072014e-308)
-    return -np.log(-np.log(u))
+    draw = np.float64((high << _SHIFT) | low) * 5.421010862427522170037e-20
+    return -np.log(-np.log(max(draw, 2.2250738585072014e-308)))
 
 
 @njit(cache=True)

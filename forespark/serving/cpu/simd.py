@@ -4,6 +4,10 @@ A call to libm's ``expf`` or ``logf`` keeps a loop scalar, 6 ns an element. The 
 polynomials here (Cephes' minimax coefficients, S. L. Moshier) let the same loop run at the
 width of the vector unit. Relative error is at most 2e-7, two units in the last place, which
 is what a GPU's own approximations are worth.
+
+numba's on-disk cache watches only the file of the outermost function: after editing a
+function that others inline or call (here, in philox.py or vocab.py), delete the
+``__pycache__`` folder beside it.
 """
 
 from __future__ import annotations

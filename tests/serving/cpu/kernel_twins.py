@@ -52,6 +52,7 @@ def interpreter_repairs() -> Iterator[None]:
             create_masked_load=_bool_mask(InterpreterBuilder.create_masked_load, 1),
             create_masked_store=_bool_mask(InterpreterBuilder.create_masked_store, 2),
         ),
+        np.errstate(invalid="ignore", divide="ignore"),  # -inf and NaN are inputs here
     ):
         yield
 
