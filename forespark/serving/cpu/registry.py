@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 # Options of a Triton launch that say how a GPU runs the kernel, not what it computes.
@@ -115,4 +115,25 @@ def install() -> list[str]:
         for holder in _holders(name, kernel):
             setattr(holder, name, stand_in)
         replaced.append(f"{module_name}.{name}")
+    _name_missing()
     return replaced
+
+
+def _name_missing() -> None:
+    """Without Triton a kernel is a bare function: make launching it say what is missing."""
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith("vllm.v1.worker.gpu."):
+            continue
+        for name, value in list(vars(module).items()):
+            if name.endswith("_kernel") and isinstance(value, FunctionType):
+                setattr(module, name, Twin(value.__module__, name, _refuse(value)))
+
+
+def _refuse(kernel: FunctionType) -> Callable[..., None]:
+    def launch(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            f"{kernel.__module__}.{kernel.__name__} has no CPU twin: the feature that needs it "
+            "runs on a GPU only"
+        )
+
+    return launch
