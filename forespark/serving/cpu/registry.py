@@ -48,6 +48,10 @@ class Twin:
 
         return launch
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call, not launch: what stood here was a plain function named like a kernel."""
+        return self.kernel(*args, **kwargs)
+
     def __repr__(self) -> str:
         return f"Twin({self.module}.{self.name})"
 
@@ -126,7 +130,9 @@ def _name_missing() -> None:
             continue
         for name, value in list(vars(module).items()):
             if name.endswith("_kernel") and isinstance(value, FunctionType):
-                setattr(module, name, Twin(value.__module__, name, _refuse(value)))
+                refusing = Twin(value.__module__, name, _refuse(value))
+                refusing.kernel = value
+                setattr(module, name, refusing)
 
 
 def _refuse(kernel: FunctionType) -> Callable[..., None]:
