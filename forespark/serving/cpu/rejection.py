@@ -22,7 +22,13 @@ from forespark.serving.cpu.drafted import drafted_log_probs
 from forespark.serving.cpu.philox import UNIFORM_SCALE, rand32
 from forespark.serving.cpu.registry import twin
 from forespark.serving.cpu.rejection_block import block_threshold
-from forespark.serving.cpu.vocab import as_numpy32, best_block, block_argmax, block_max_sumexp
+from forespark.serving.cpu.vocab import (
+    as_numpy32,
+    best_block,
+    block_argmax,
+    block_max_sumexp,
+    draft_row,
+)
 
 _UTILS = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 _SAMPLER = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
@@ -72,7 +78,7 @@ def local_logits_stats(
         block_max_sumexp(logits, np.float32(1.0), BLOCK_SIZE, maxima[row], sums[row])
         if HAS_DRAFT_LOGITS:
             assert draft_logits is not None
-            draft = as_numpy32(draft_logits[slots[row], steps[row], :vocab_size])
+            draft = draft_row(draft_logits, slots[row], steps[row], vocab_size)
             block_max_sumexp(draft, temperature, BLOCK_SIZE, draft_maxima[row], draft_sums[row])
 
 

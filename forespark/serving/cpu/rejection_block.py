@@ -17,7 +17,7 @@ from numba import njit
 from forespark.serving.cpu.drafted import drafted_log_probs
 from forespark.serving.cpu.registry import twin
 from forespark.serving.cpu.simd import exp32
-from forespark.serving.cpu.vocab import as_numpy32, log_sum_exp, total
+from forespark.serving.cpu.vocab import as_numpy32, draft_row, log_sum_exp, total
 
 _UTILS = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 
@@ -120,7 +120,7 @@ def local_residual_mass(
             continue
         _row_mass(
             target[row, :vocab_size],
-            as_numpy32(draft_logits[slot, step, :vocab_size]),
+            draft_row(draft_logits, slot, step, vocab_size),
             temperatures[slot],
             log_sum_exp(maxima[row], sums[row]),
             log_sum_exp(draft_maxima[row], draft_sums[row]),

@@ -12,7 +12,14 @@ from numba import njit
 from forespark.serving.cpu.philox import add_gumbel, add_gumbel64, gumbel_key
 from forespark.serving.cpu.registry import twin
 from forespark.serving.cpu.simd import exp32, log1p32
-from forespark.serving.cpu.vocab import CHUNK, as_numpy32, best_block, block_argmax, some_above
+from forespark.serving.cpu.vocab import (
+    CHUNK,
+    as_numpy32,
+    best_block,
+    block_argmax,
+    draft_row,
+    some_above,
+)
 
 _UTILS = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 
@@ -79,7 +86,7 @@ def resample(
         if not bonus and drafts[row + 1] >= 0:
             if HAS_DRAFT_LOGITS:
                 assert draft_logits is not None
-                draft = as_numpy32(draft_logits[slot, steps[r], :vocab_size])
+                draft = draft_row(draft_logits, slot, steps[r], vocab_size)
                 log_p_prefix = np.float32(0.0)
                 if USE_BLOCK_VERIFICATION and steps[r] > 0:
                     assert cumulative_log_p is not None

@@ -21,6 +21,17 @@ def as_numpy32(x: torch.Tensor) -> np.ndarray:
     return (x if x.dtype == torch.float32 else x.float()).numpy()
 
 
+def draft_row(
+    draft_logits: torch.Tensor,  # [S, K, V]
+    slot: int,
+    step: int,
+    vocab_size: int,
+) -> np.ndarray:
+    """One request's logits at one draft step, [vocab_size] float32, without a copy if so held."""
+    # Plain ints: torch takes NumPy integers for index arrays and copies the row.
+    return as_numpy32(draft_logits[int(slot), int(step), :vocab_size])
+
+
 def block_argmax(
     row: np.ndarray,  # [V] float
     block: int,  # tokens per block; the last block may be shorter
