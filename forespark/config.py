@@ -91,6 +91,7 @@ class DrafterConfig:
     # Token whose target embedding fills the masked slots; None: the tokenizer's mask token,
     # an unused vocabulary row, or its padding token.
     mask_token_id: int | None = None
+    init: str = "random"  # random | target (copies of the target's last layers)
     # Checkpoint to use; None looks in <run_dir>/drafters/<name>, then models/<target>-<name>.
     dir: str | None = None
     directional: bool = False  # causal blocks; the estimator then has row K only
@@ -102,6 +103,7 @@ class DrafterConfig:
             self.num_speculative_tokens,
             "1..63",
         )
+        _require(self.init in ("random", "target"), "drafter.init", self.init, "random or target")
         _require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, ">= 1")
 
 

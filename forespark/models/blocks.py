@@ -108,9 +108,7 @@ def grouped_conv(
 
 
 def _convolve(conv: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    kernels = conv.kernel_projection(x).view(
-        *x.shape[:-1], 2, conv.kernel_size, conv.num_groups
-    )
+    kernels = conv.kernel_projection(x).view(*x.shape[:-1], 2, conv.kernel_size, conv.num_groups)
     return grouped_conv(x, kernels[..., 0, :, :], conv.base_kernel[0]), kernels[..., 1, :, :]
 
 

@@ -28,6 +28,7 @@ from forespark.models.losses import (
     selector_loss,
     soft_acceptance,
 )
+from forespark.models.warm_start import COPIED, warm_start
 
 
 @dataclass
@@ -234,7 +235,9 @@ class ForeSparkDrafter(_Drafter):
         post, metrics = post_draft_loss(
             _spread(self.post(hidden, feature), mask), alpha, mask, options.position_decay, accepted
         )
-        pre, pre_metrics = self._pre_loss(row, context, anchors, length, rows, alpha, mask, accepted)
+        pre, pre_metrics = self._pre_loss(
+            row, context, anchors, length, rows, alpha, mask, accepted
+        )
         total = loss + choice + options.lambda_pre * pre + options.lambda_post * post
         metrics |= pre_metrics | _length_metrics(accepted, mask, correct, out["ce"], out["tv"])
         one = torch.ones(())
@@ -358,7 +361,7 @@ def build_drafter(
     estimator_rank: int,
     mask_token_id: int | None,
     options: LossOptions,
-    intermediate_size: int | None = None,
+    init: str = "random",
     seed: int = 0,
 ) -> ForeSparkDrafter | DSparkDrafter:
     """A fresh drafter for a target checkpoint, its embeddings and head frozen copies.
@@ -381,8 +384,6 @@ def build_drafter(
         raise ValueError(
             f"{target_model}: cannot read the target's config ({error}); run setup.sh"
         ) from error
-    if intermediate_size is not None:
-        shape.intermediate_size = intermediate_size
     mask_id = resolve_mask_token_id(target_model, shape.vocab_size, mask_token_id)
     arguments: dict[str, Any] = {
         "verifier_name_or_path": target_model,
@@ -397,9 +398,23 @@ def build_drafter(
         core = DSparkDraftModel.from_training_args(
             shape, block_size=num_speculative_tokens, markov_rank=selector_rank, **arguments
         )
-        return DSparkDrafter(core, options)
+        return DSparkDrafter(_started(core, init, target_model), options)
     core = DFlash2DraftModel.from_training_args(
         shape, block_size=num_speculative_tokens + 1, selector_rank=selector_rank,
         selector_top_k=selector_top_k, **arguments,
     )  # fmt: skip
-    return ForeSparkDrafter(core, estimator_rank, options)
+    return ForeSparkDrafter(_started(core, init, target_model), estimator_rank, options)
+
+
+def _started(core: nn.Module, init: str, target_model: str) -> nn.Module:
+    """The core as speculators made it, or warmed up from the target's last layers."""
+    if init == "random":
+        return core
+    from speculators.models.utils import get_verifier_config
+    from speculators.utils.loading import load_model_layers
+
+    layers = get_verifier_config(target_model).num_hidden_layers
+    first = layers - len(core.layers)
+    names = [f"model.layers.{i}.{n}.weight" for i in range(first, layers) for n in COPIED]
+    warm_start(core, load_model_layers(names, target_model), layers)
+    return core

@@ -86,9 +86,7 @@ class PreDraftEstimator(nn.Module):
     ) -> torch.Tensor:
         """Logits of a length-``length`` draft, [R, length]."""
         if not 1 <= length <= self.num_speculative_tokens:
-            raise ValueError(
-                f"draft length: got {length}, want 1..{self.num_speculative_tokens}"
-            )
+            raise ValueError(f"draft length: got {length}, want 1..{self.num_speculative_tokens}")
         return z[:, row_slice(length)] if self.form == "triangle" else z[:, :length]
 
     def folded_state(self) -> dict[str, torch.Tensor]:

@@ -51,6 +51,7 @@ def drafter_of(config: Config, name: str) -> ForeSparkDrafter | DSparkDrafter:
         selector_top_k=shape.selector_top_k,
         estimator_rank=shape.estimator_rank,
         mask_token_id=shape.mask_token_id,
+        init=shape.init,
         options=LossOptions(
             ce_weight=train.ce_weight,
             tv_weight=train.tv_weight,
@@ -220,7 +221,9 @@ class Trainer:
                 "provenance": provenance()}  # fmt: skip
 
     def save(self) -> Path:
-        return checkpoint.save(self.folder / "checkpoints", self.model, self.optimizers, self._state())
+        return checkpoint.save(
+            self.folder / "checkpoints", self.model, self.optimizers, self._state()
+        )
 
     def resume(self) -> bool:
         """Restore the newest checkpoint; the learning curve forgets what came after it."""

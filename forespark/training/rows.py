@@ -39,7 +39,9 @@ def _row(raw: dict[str, Any], where: str) -> CorpusRow:
         ) from None
     if len(ids) != len(mask):
         raise ValueError(f"{where}: {len(ids)} input_ids but {len(mask)} loss_mask entries")
-    return CorpusRow(name, str(raw.get("primary_id") or name.rpartition("_gen")[0] or name), ids, mask)
+    return CorpusRow(
+        name, str(raw.get("primary_id") or name.rpartition("_gen")[0] or name), ids, mask
+    )
 
 
 def _read_jsonl(path: Path) -> list[CorpusRow]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -31,6 +34,45 @@ def prepare_cpu() -> None:
             libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: do not hand pages back
 
 
+def extraction_args(config: Config, folder: Path) -> list[str]:
+    """``vllm serve`` arguments that make the target write hidden states to ``folder``."""
+    from transformers import AutoConfig
+
+    layers = AutoConfig.from_pretrained(config.target.model).get_text_config().num_hidden_layers
+    ids = [*config.target.target_layer_ids, layers]
+    speculative = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": ids}},
+    }
+    transfer = {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder.resolve())},
+    }
+    return [
+        "--speculative-config", json.dumps(speculative),
+        "--kv-transfer-config", json.dumps(transfer),
+        # A cached or chunked prefill would leave rows out of the file.
+        "--no-enable-prefix-caching", "--no-enable-chunked-prefill",
+    ]  # fmt: skip
+
+
+@contextmanager
+def state_source(config: Config, endpoint: str | None) -> Iterator[str | None]:
+    """Endpoint of the hidden-state server while the block runs; None means in process."""
+    if endpoint is not None or config.train.hidden_states == "local":
+        yield endpoint
+        return
+    from forespark.data.server import served_target
+
+    folder = Path(config.run_dir) / "hidden" / "stream"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = Path(config.run_dir) / "logs" / "hidden-state-server.log"
+    with served_target(config, log=log, extra_args=extraction_args(config, folder)) as server:
+        yield server.url
+
+
 def run(config: Config, name: str, out: Path | None = None, endpoint: str | None = None) -> Path:
     """Train drafter ``name`` and export it; resumes what an earlier call left.
 
@@ -41,13 +83,16 @@ def run(config: Config, name: str, out: Path | None = None, endpoint: str | None
     prepare_cpu()
     run_dir = Path(config.run_dir)
     out = Path(out) if out is not None else run_dir / "drafters" / name
-    folder = run_dir / "train" / name if out == run_dir / "drafters" / name else Path(f"{out}.train")
-    folder.mkdir(parents=True, exist_ok=True)
-    states = state_cache(config, endpoint)
-    model = drafter_of(config, name)
-    trainer = Trainer(
-        config, model, states, name=name, sources=corpus_sources(config), folder=folder, out=out
+    folder = (
+        run_dir / "train" / name if out == run_dir / "drafters" / name else Path(f"{out}.train")
     )
-    if trainer.resume():
-        print(f"resuming {name} at step {trainer.step}", flush=True)
-    return trainer.fit(log_writer(config, folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    with state_source(config, endpoint) as url:
+        model = drafter_of(config, name)
+        trainer = Trainer(
+            config, model, state_cache(config, url),
+            name=name, sources=corpus_sources(config), folder=folder, out=out,
+        )  # fmt: skip
+        if trainer.resume():
+            print(f"resuming {name} at step {trainer.step}", flush=True)
+        return trainer.fit(log_writer(config, folder))

@@ -15,17 +15,14 @@ TOL = {"atol": 2e-5, "rtol": 2e-4}
 
 def _speculators(core, row, anchors, monkeypatch):
     """speculators' loss and hidden states on the given anchors."""
+    import speculators.models.dflash.core as module
     from speculators.losses import resolve_loss_config
     from speculators.losses.eager import tv_loss
-
-    import speculators.models.dflash.core as module
 
     monkeypatch.setattr(
         module, "select_anchors", lambda *_: (anchors, torch.ones(len(anchors), dtype=torch.bool))
     )
-    documents = torch.repeat_interleave(
-        torch.arange(len(row.lengths)), torch.tensor(row.lengths)
-    )
+    documents = torch.repeat_interleave(torch.arange(len(row.lengths)), torch.tensor(row.lengths))
     arguments = {
         "hidden_states": row.states[None], "input_ids": row.input_ids[None],
         "loss_mask": row.loss_mask[None].long(), "verifier_last_hidden_states": row.last[None],
@@ -79,7 +76,9 @@ def test_anchors_have_context_and_a_label():
     chosen = select_anchors(row, None).tolist()
     assert chosen == [*range(1, 13), *range(16, 23)]  # no first token, no last token
     some = select_anchors(row, 5, torch.Generator().manual_seed(1))
-    assert some.numel() == 5 and set(some.tolist()) <= set(chosen) and some.equal(some.sort().values)
+    assert (
+        some.numel() == 5 and set(some.tolist()) <= set(chosen) and some.equal(some.sort().values)
+    )
 
 
 @pytest.mark.parametrize("lengths", [(14,), (3,), (1,)])

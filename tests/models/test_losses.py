@@ -22,9 +22,7 @@ def test_position_weights_and_mean():
 
 def test_soft_acceptance_by_hand():
     # P over four tokens is (.4 .3 .2 .1); candidates are tokens 0 and 2; Q = (.75 .25).
-    alpha = losses.soft_acceptance(
-        torch.tensor([[0.4, 0.2]]), torch.tensor([[math.log(3.0), 0.0]])
-    )
+    alpha = losses.soft_acceptance(torch.tensor([[0.4, 0.2]]), torch.tensor([[math.log(3.0), 0.0]]))
     assert float(alpha) == pytest.approx(0.4 + 0.2)
     alpha = losses.soft_acceptance(torch.tensor([[0.4, 0.5]]), torch.tensor([[math.log(3.0), 0.0]]))
     assert float(alpha) == pytest.approx(0.4 + 0.25)
@@ -67,7 +65,9 @@ def test_head_loss_on_four_tokens():
     p = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
     loss, out = losses.head_loss(q.log(), p.log(), head, torch.tensor([1.0]), top_k=2)
     tv = 1 - (0.1 + 0.2 + 0.1 + 0.1)
-    assert float(out["tv"]) == pytest.approx(tv) and float(out["ce"]) == pytest.approx(-math.log(0.1))
+    assert float(out["tv"]) == pytest.approx(tv) and float(out["ce"]) == pytest.approx(
+        -math.log(0.1)
+    )
     assert float(loss) == pytest.approx(-0.1 * math.log(0.1) + 0.9 * tv)
     assert out["ids"].tolist() == [[3, 2, 0]]
     assert out["target_probs"][0].tolist() == pytest.approx([0.1, 0.1])

@@ -1,0 +1,135 @@
+"""What the training code drafts at given positions of a token sequence.
+
+The served trace says how many drafts were accepted at each anchor; this module says what
+the same checkpoint accepts there by the training code. Where the two part, a layer offset,
+a position id, a context row or the mask token differs between training and serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from forespark.config import Config
+from forespark.models.blocks import Context, Row
+from forespark.models.drafter import DSparkDrafter, ForeSparkDrafter
+from forespark.training.loop import drafter_of
+from forespark.training.states import StateSource
+
+
+@dataclass
+class Replayed:
+    """Outcome at one anchor, at temperature 0."""
+
+    anchor: int  # position of the anchor token in the sequence
+    drafts: list[int]  # token ids, one per draft position
+    accepted: int  # leading drafts that equal the sequence (as far as it goes)
+    z: list[float] | None  # pre-draft logits of row d (ForeSpark)
+    logits: list[float]  # post-draft (ForeSpark) or confidence (DSpark) logits
+
+
+def load_exported(config: Config, name: str, folder: Path) -> ForeSparkDrafter | DSparkDrafter:
+    """A drafter with the weights that serving loads: the exported bfloat16 ones and heads."""
+    from safetensors.torch import load_file
+
+    from forespark.models.estimators import load_heads
+
+    model = drafter_of(config, name)
+    weights = Path(folder) / "model.safetensors"
+    if not weights.exists():
+        raise ValueError(f"{weights}: no such drafter; train it with `python train.py`")
+    missing, unexpected = model.core.load_state_dict(load_file(weights), strict=False)
+    lost = [n for n in missing if not n.startswith(("embed_tokens", "lm_head", "verifier_"))]
+    if lost or unexpected:
+        raise ValueError(
+            f"{weights}: not a {name} drafter of this shape ({[*lost, *unexpected][:3]})"
+        )
+    if isinstance(model, ForeSparkDrafter):
+        model.pre, model.post, _ = load_heads(Path(folder) / "forespark", drafter=weights)
+    return model.eval()
+
+
+@torch.no_grad()
+def replay(
+    model: ForeSparkDrafter | DSparkDrafter,
+    source: StateSource,
+    input_ids: Sequence[int],  # prompt and answer
+    anchors: Sequence[int],  # positions >= 1 of the anchor tokens, ascending
+    length: int | None = None,  # d; None drafts K
+) -> list[Replayed]:
+    """Draft ``length`` tokens from each anchor the way serving does at temperature 0.
+
+    Unlike the loss, later drafts follow the drafter's own earlier choices, the whole
+    vocabulary competes, and the states are not rounded to bfloat16.
+    """
+    k = model.num_speculative_tokens
+    length = k if length is None else length
+    if not 1 <= length <= k:
+        raise ValueError(f"draft length: got {length}, want 1..{k}")
+    states = source.fetch(input_ids)
+    ids = torch.tensor(list(input_ids))
+    row = Row(
+        input_ids=ids, loss_mask=torch.ones(len(ids), dtype=torch.bool), lengths=[len(ids)],
+        states=states[:, :-1].flatten(1), last=states[:, -1],
+    )  # fmt: skip
+    at = torch.tensor(list(anchors))
+    context = Context(model.core, row)
+    if isinstance(model, ForeSparkDrafter):
+        tokens, logits = _walk_selector(model, model.draft(context, at, length), ids[at])
+        z = model.pre.row(model.pre(*model.pre_inputs(row, context, at)), length).tolist()
+    else:
+        tokens, logits = _walk_markov(model, context, at, length, ids[at])
+        z = [None] * len(at)
+    found = []
+    for i, anchor in enumerate(anchors):
+        accepted = 0
+        for j, token in enumerate(tokens[i].tolist()):
+            if anchor + 1 + j >= len(ids) or token != int(ids[anchor + 1 + j]):
+                break
+            accepted += 1
+        found.append(Replayed(int(anchor), tokens[i].tolist(), accepted, z[i], logits[i].tolist()))
+    return found
+
+
+def _walk_selector(
+    model: ForeSparkDrafter,
+    hidden: torch.Tensor,  # [A, d, H]
+    previous: torch.Tensor,  # [A] anchor tokens
+) -> tuple[torch.Tensor, torch.Tensor]:
+    unary, candidates = (hidden @ model.core.lm_head.weight.T).topk(
+        model.core.candidate_selector.top_k, dim=-1
+    )
+    tokens, logits = [], []
+    for j in range(hidden.shape[1]):
+        scores, feature = model.selector_scores(
+            hidden[:, j], previous, candidates[:, j], unary[:, j]
+        )
+        logits.append(model.post(hidden[:, j], feature))
+        previous = candidates[:, j].gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
+        tokens.append(previous)
+    return torch.stack(tokens, 1), torch.stack(logits, 1)
+
+
+def _walk_markov(
+    model: DSparkDrafter,
+    context: Context,
+    anchors: torch.Tensor,  # [A]
+    length: int,
+    previous: torch.Tensor,  # [A] anchor tokens
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from forespark.models.blocks import draft_hidden
+
+    core = model.core
+    first = 0 if core.config.sample_from_anchor else 1
+    hidden = draft_hidden(core, context, anchors, length + first)[:, first:]
+    tokens, logits = [], []
+    for j in range(length):
+        embedding = core.markov_head.prev_embeddings(previous)
+        logits.append(core.confidence_head(torch.cat([hidden[:, j], embedding], dim=-1)))
+        biased = hidden[:, j] @ core.lm_head.weight.T + core.markov_head.markov_w2(embedding)
+        previous = biased.argmax(-1)
+        tokens.append(previous)
+    return torch.stack(tokens, 1), torch.stack(logits, 1)
