@@ -236,9 +236,11 @@ def load_heads(
             f"{folder / META_FILE}: heads belong to another drafter than {drafter} "
             f"(recorded sha256 {meta.drafter_sha256[:12]}...); {retrain}"
         )
-    got = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    if got != meta.shapes():
-        raise ValueError(f"{folder / WEIGHTS_FILE}: shapes {got}, want {meta.shapes()}; {retrain}")
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if shapes != meta.shapes():
+        raise ValueError(
+            f"{folder / WEIGHTS_FILE}: shapes {shapes}, want {meta.shapes()}; {retrain}"
+        )
     pre = PreDraftEstimator(
         meta.num_speculative_tokens, meta.hidden_size, meta.embed_size, meta.rank, meta.form
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from forespark.models.drafter import DSparkDrafter, ForeSparkDrafter
+from forespark.models.drafter import ForeSparkDrafter
+from forespark.models.dspark import DSparkDrafter
 from forespark.models.estimators import HeadsMeta, save_heads
 from forespark.record import file_sha256, provenance, read_json, write_json
 

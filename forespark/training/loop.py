@@ -16,16 +16,11 @@ from typing import Any
 import torch
 
 from forespark.config import Config
+from forespark.models.base import LossOptions, LossRows, cycle_length, draw_rows
 from forespark.models.blocks import select_anchors
-from forespark.models.drafter import (
-    DSparkDrafter,
-    ForeSparkDrafter,
-    LossOptions,
-    LossRows,
-    build_drafter,
-    cycle_length,
-    draw_rows,
-)
+from forespark.models.build import build_drafter
+from forespark.models.drafter import ForeSparkDrafter
+from forespark.models.dspark import DSparkDrafter
 from forespark.record import append_jsonl, provenance, read_jsonl, write_text
 from forespark.training import checkpoint, rows
 from forespark.training.export import export_drafter

@@ -15,7 +15,8 @@ import torch
 
 from forespark.config import Config
 from forespark.models.blocks import Context, Row
-from forespark.models.drafter import DSparkDrafter, ForeSparkDrafter
+from forespark.models.drafter import ForeSparkDrafter
+from forespark.models.dspark import DSparkDrafter
 from forespark.training.loop import drafter_of
 from forespark.training.states import StateSource
 

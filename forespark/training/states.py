@@ -173,7 +173,10 @@ class StateCache:
 
     def row(self, documents: Sequence[CorpusRow], budget: int | None = None) -> Row:
         """Documents packed into one training row, each cut to ``budget`` tokens."""
-        parts, ids, masks, lengths = [], [], [], []
+        parts: list[torch.Tensor] = []
+        ids: list[int] = []
+        masks: list[int] = []
+        lengths: list[int] = []
         for document in documents:
             kept = document.input_ids[:budget]
             parts.append(self.get(kept))

@@ -66,7 +66,7 @@ def forespark_model():
 
 @pytest.fixture
 def dspark_model():
-    from forespark.models.drafter import DSparkDrafter
+    from forespark.models.dspark import DSparkDrafter
 
     return DSparkDrafter(make_core("dspark"))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forespark.models.base import LossRows, cycle_length, draw_rows
 from forespark.models.blocks import Context, draft_hidden, label_mask, select_anchors
-from forespark.models.drafter import LossRows, cycle_length, draw_rows
 from tests.models.conftest import VOCAB, make_row
 
 # Both sides are float32 with sums in another order; a wrong mask or slot errs by > 1e-2.

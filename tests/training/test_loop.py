@@ -153,8 +153,8 @@ def test_export_is_what_stock_vllm_reads_and_replay_drafts_with_it(config, tmp_p
 
 def test_replay_counts_as_the_training_metric_does(config, tmp_path):
     """Teacher-forced counting in the loss equals the drafter's own walk, anchor by anchor."""
+    from forespark.models.base import LossRows
     from forespark.models.blocks import Context, Row, label_mask
-    from forespark.models.drafter import LossRows
 
     model = drafter_of(config, "forespark").eval()
     source = LocalStates(config.target.model, config.target.target_layer_ids)

@@ -1,0 +1,84 @@
+"""Fresh drafters from shape settings, through speculators' own constructors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from forespark.models.base import LossOptions
+from forespark.models.drafter import ForeSparkDrafter
+from forespark.models.dspark import DSparkDrafter
+from forespark.models.warm_start import COPIED, warm_start
+
+
+def build_drafter(
+    name: str,  # forespark | dspark
+    *,
+    target_model: str,
+    target_layer_ids: list[int],
+    num_speculative_tokens: int,
+    num_layers: int,
+    selector_rank: int,
+    selector_top_k: int,
+    estimator_rank: int,
+    mask_token_id: int | None,
+    options: LossOptions,
+    init: str = "random",
+    seed: int = 0,
+) -> ForeSparkDrafter | DSparkDrafter:
+    """A fresh drafter for a target checkpoint, its embeddings and head frozen copies.
+
+    Raises:
+        ValueError: the name is unknown or the target cannot be read.
+    """
+    from speculators.models.dflash2 import DFlash2DraftModel
+    from speculators.models.dspark import DSparkDraftModel
+    from speculators.train.cli import create_transformer_layer_config
+    from speculators.train.utils import resolve_mask_token_id
+
+    if name not in ("forespark", "dspark"):
+        raise ValueError(f"drafter: got {name!r}, want forespark or dspark")
+    try:
+        shape = create_transformer_layer_config(
+            target_model, num_layers, "qwen3", None, 2048, list(range(num_layers))
+        )
+    except OSError as error:
+        raise ValueError(
+            f"{target_model}: cannot read the target's config ({error}); run setup.sh"
+        ) from error
+    mask_id = resolve_mask_token_id(target_model, shape.vocab_size, mask_token_id)
+    arguments: dict[str, Any] = {
+        "verifier_name_or_path": target_model,
+        "target_layer_ids": list(target_layer_ids),
+        "draft_vocab_size": shape.vocab_size,
+        "mask_token_id": mask_id,
+        # Kept out of the checkpoint by speculators; any value but flex attention loads on a CPU.
+        "draft_attn_impl": "sdpa",
+    }
+    torch.manual_seed(seed)
+    if name == "dspark":
+        core = DSparkDraftModel.from_training_args(
+            shape, block_size=num_speculative_tokens, markov_rank=selector_rank, **arguments
+        )
+        return DSparkDrafter(_started(core, init, target_model), options)
+    core = DFlash2DraftModel.from_training_args(
+        shape, block_size=num_speculative_tokens + 1, selector_rank=selector_rank,
+        selector_top_k=selector_top_k, **arguments,
+    )  # fmt: skip
+    return ForeSparkDrafter(_started(core, init, target_model), estimator_rank, options)
+
+
+def _started(core: nn.Module, init: str, target_model: str) -> nn.Module:
+    """The core as speculators made it, or warmed up from the target's last layers."""
+    if init == "random":
+        return core
+    from speculators.models.utils import get_verifier_config
+    from speculators.utils.loading import load_model_layers
+
+    layers = get_verifier_config(target_model).num_hidden_layers
+    first = layers - len(core.layers)
+    names = [f"model.layers.{i}.{n}.weight" for i in range(first, layers) for n in COPIED]
+    warm_start(core, load_model_layers(names, target_model), layers)
+    return core
