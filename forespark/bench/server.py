@@ -194,9 +194,9 @@ class Server:
     def _wait_until_ready(self) -> None:
         assert self.process is not None
         start = time.monotonic()
-        bar_format = "{desc}: starting, {elapsed} (at most {postfix})"
+        bar_format = "{desc}: starting, {elapsed}{postfix}"
         with tqdm(desc=self.label, bar_format=bar_format, leave=False) as progress:
-            progress.set_postfix_str(f"{self.ready_timeout_s:.0f} s")
+            progress.set_postfix_str(f"at most {self.ready_timeout_s:.0f} s")
             while time.monotonic() - start < self.ready_timeout_s:
                 code = self.process.poll()
                 if code is not None:
