@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from pathlib import Path
 
 PROMPTS = [
     "Name three rivers in Europe and one lake.",
@@ -85,8 +87,12 @@ def hidden_states(model: str, folder: str) -> dict:
     output = llm.generate(
         {"prompt_token_ids": tokens}, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False
     )[0]
-    path = output.kv_transfer_params["hidden_states_path"]
-    del llm  # joins the writer
+    path = Path(output.kv_transfer_params["hidden_states_path"])
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        llm.llm_engine.step()  # the step after a request's last one writes its states
+        time.sleep(0.1)
+    time.sleep(1)  # a writer thread fills the file
     saved = load_file(path)
     return {
         "hidden_states": list(saved["hidden_states"].shape),
