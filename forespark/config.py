@@ -148,6 +148,9 @@ class TrainConfig:
     lambda_post: float = 1.0
     ce_weight: float = 0.1
     tv_weight: float = 0.9
+    # First steps with cross-entropy alone: total variation has next to no gradient while
+    # draft and target do not overlap, and Adam and Muon scale up what noise is left of it.
+    ce_warmup_steps: int = 0
     position_decay: float | None = None  # gamma of the position weights; None: library default
     # Vocabulary rows of the training loss: None is all; N keeps the corpus's N most
     # frequent tokens, the step's own tokens and ``loss_vocab_samples`` random others that

@@ -174,6 +174,9 @@ class Trainer:
             self.train.decay_fraction,
         )  # fmt: skip
         set_lr(self.optimizers, factor)
+        warming = self.step < self.train.ce_warmup_steps
+        self.model.options.ce_weight = 1.0 if warming else self.train.ce_weight
+        self.model.options.tv_weight = 0.0 if warming else self.train.tv_weight
         length = cycle_length(self.step, self.model.num_speculative_tokens)
         loss, metrics = self.model(row, anchors, length, vocabulary)
         loss.backward()

@@ -153,3 +153,26 @@ def test_drawn_rows_keep_the_normalizer():
         sums.append((logits[drawn.rows] + drawn.offset).exp().sum())
     # 4000 draws: standard error about 0.1 %.
     assert float(torch.stack(sums).mean()) == pytest.approx(float(logits.exp().sum()), rel=0.01)
+
+
+def test_warm_start_copies_the_targets_last_layers(forespark_model):
+    from forespark.models.warm_start import COPIED, warm_start
+
+    core = forespark_model.core
+    layers = {
+        f"model.layers.{i}.{name}.weight": torch.full_like(
+            dict(core.layers[0].named_modules())[name].weight, float(i)
+        )
+        for i in (4, 5)
+        for name in COPIED
+    }
+    warm_start(core, layers, 6)
+    assert (core.layers[0].mlp.up_proj.weight == 4).all()
+    assert (core.layers[1].self_attn.o_proj.weight == 5).all()
+    assert torch.equal(core.hidden_norm.weight, core.layers[0].input_layernorm.weight)
+    assert torch.equal(core.norm.weight, core.verifier_norm.weight)
+    # Query gain: rows of 32 fours, each times a norm gain of four.
+    assert core.layers[0].self_attn.q_norm.weight.tolist() == pytest.approx([16 * 32**0.5] * 8)
+    layers["model.layers.4.mlp.up_proj.weight"] = torch.zeros(7, 32)
+    with pytest.raises(ValueError, match=r"drafter\.init=random"):
+        warm_start(core, layers, 6)

@@ -206,3 +206,15 @@ def test_orthogonalized_updates_have_unit_singular_values(shape):
     )
     # The quintic iteration settles between 0.68 and 1.13.
     assert values.max() < 1.25 and values.min() > 0.3
+
+
+def test_cross_entropy_warms_up_alone(config, tmp_path):
+    config.train.ce_warmup_steps = 1
+    run = trainer(config, tmp_path)
+    run._start_epoch()
+    weights = []
+    for _ in range(2):
+        run._train_step()
+        weights.append((run.model.options.ce_weight, run.model.options.tv_weight))
+        run.step, run.batch = run.step + 1, run.batch + 1
+    assert weights == [(1.0, 0.0), (0.1, 0.9)]
