@@ -14,7 +14,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     different wrappers of one function stack.
     """
     original = getattr(owner, name)
-    applied = getattr(original, "_forespark", frozenset())
+    applied: frozenset[str] = getattr(original, "_forespark", frozenset())
     label = f"{wrapper.__module__}.{wrapper.__qualname__}"
     if label in applied:
         return

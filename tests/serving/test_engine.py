@@ -1,0 +1,119 @@
+"""The real engine on a tiny model: every arm is lossless, and pays for what it drafts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+pytestmark = pytest.mark.engine
+CHILD = Path(__file__).parent / "run_tiny.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    tiny.build(path)
+    return path
+
+
+def serve(folder, arm, temperature=0.0, count=24, tokens=24, *overrides):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(CHILD), str(folder), arm, str(temperature), str(count), str(tokens)]
+        + list(overrides),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+        cwd=tiny.configuration.CONFIG_DIR.parent,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert done.returncode == 0 and lines, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+@pytest.fixture(scope="module")
+def greedy(folder):
+    return serve(folder, "ar")["answers"]
+
+
+def check_steps(steps):
+    """What holds in every step of our arms, whatever the schedule."""
+    decode = [row for row in steps if row["n"] > 0]
+    assert decode
+    for before, row in zip(steps, steps[1:], strict=False):
+        assert row["B"] <= row["scheduled"] <= before["drafted"], "verified more than was drafted"
+        assert row["accepted"] <= row["B"]
+        # A drafted request costs its drafts and one anchor, an undrafted one nothing.
+        assert row["drafted"] <= row["drafter_tokens"] <= row["drafted"] + row["n"]
+        assert (row["drafter_tokens"] == 0) == (row["drafted"] == 0)
+
+
+@pytest.mark.parametrize("arm", ["dflash2", "dspark", "forespark_nojs", "forespark"])
+def test_greedy_output_is_the_targets(folder, greedy, arm):
+    result = serve(folder, arm)
+    assert result["answers"] == greedy
+    accepted = sum(row["accepted"] for row in result["steps"])
+    assert accepted > 0, "no draft was accepted: the test shows nothing"
+    if arm.startswith("forespark"):
+        check_steps(result["steps"])
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_forced_length_is_what_is_drafted_and_verified(folder, greedy, length):
+    result = serve(folder, "forespark", 0.0, 24, 24, f"serve.force_length={length}")
+    assert result["answers"] == greedy
+    steps = result["steps"]
+    for before, row in zip(steps, steps[1:], strict=False):
+        if row["prefill"] == 0 and row["n"] == 16 and before["n"] == 16:
+            assert row["B"] == 16 * length
+            assert before["drafter_tokens"] == 16 * (length + 1)
+
+
+def test_chunked_prefill_and_preemption_stay_lossless(folder):
+    """Prompts cut over steps beside verification, and more requests than fit at once."""
+    small = ("target.max_num_batched_tokens=32", "target.max_num_seqs=4")
+    expected = serve(folder, "ar", 0.0, 12, 30, *small)["answers"]
+    table = folder / "latency.json"
+    content = json.loads(table.read_text())
+    content["key"]["max_num_seqs"] = 4
+    other = folder / "small"
+    other.mkdir(exist_ok=True)
+    (other / "latency.json").write_text(json.dumps(content))
+    (other / "calibration.json").write_text((folder / "calibration.json").read_text())
+    result = serve(folder, "forespark", 0.0, 12, 30, *small, f"run_dir={other}")
+    assert result["answers"] == expected
+
+
+def test_sampled_output_keeps_the_targets_distribution(folder):
+    """Chi-square of the first two tokens against exact enumeration, temperature 1."""
+    import torch
+    from scipy.stats import chi2
+    from transformers import LlamaForCausalLM
+
+    count = 3000
+    result = serve(folder, "forespark", 1.0, count, 3)
+    assert sum(row["accepted"] for row in result["steps"]) > count / 20
+    model = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
+    prompt = [5, 7, 9, 3]
+    with torch.inference_mode():
+        first = model(torch.tensor([prompt])).logits[0, -1].softmax(-1).double()
+        second = model(torch.tensor([[*prompt, t] for t in range(tiny.VOCAB)]))
+        second = second.logits[:, -1].softmax(-1).double()
+    expected = count * (first[:, None] * second).flatten().numpy()
+    seen = np.zeros(tiny.VOCAB**2)
+    for answer in result["answers"]:
+        seen[answer[0] * tiny.VOCAB + answer[1]] += 1
+    # Cells too rare for the test are pooled into one.
+    rare = expected < 8
+    expected = np.append(expected[~rare], expected[rare].sum())
+    seen = np.append(seen[~rare], seen[rare].sum())
+    statistic = float(((seen - expected) ** 2 / expected).sum())
+    assert statistic < chi2.ppf(0.9999, len(expected) - 1), (statistic, len(expected))

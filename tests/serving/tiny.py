@@ -1,0 +1,128 @@
+"""A tiny random target with a tiny random drafter, served by the real engine in seconds.
+
+The drafters are trained for a few seconds, so that some of their drafts are accepted: a
+test on drafts that are always rejected would prove little.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forespark import config as configuration
+from forespark import record
+
+K = 3
+VOCAB = 12
+TRAINING = [
+    "train.max_steps=40",
+    "train.total_seq_len=128",
+    "train.max_anchors=64",
+    "train.loss_vocab=null",
+    "train.ce_warmup_steps=30",
+    "train.validate_every=1000",
+    "train.checkpoint_every=1000",
+    "train.hidden_states=local",
+    "train.cache_hidden_states=false",
+]
+
+
+def build(folder: Path, latency: dict | None = None) -> None:
+    """Write target, drafters, heads, calibration and latency tables under ``folder``."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    shape = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,
+        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=2,
+    )  # fmt: skip
+    target = LlamaForCausalLM(shape)
+    with torch.no_grad():
+        # Logits with a spread that gives both likely and unlikely tokens.
+        target.model.embed_tokens.weight.normal_(std=0.12)
+    target.save_pretrained(folder / "target")
+    _drafters(folder, target)
+    tokens = [1, 4, 16, 64]
+    key_of = configuration_for(folder)
+    from forespark.serving.artifacts import drafter_sha256, latency_key
+
+    digest = drafter_sha256(folder / "forespark")
+    cheap = latency or {
+        "draft": {"tokens": tokens, "ms": [0.1 + 0.05 * t for t in tokens]},
+        "verify": {
+            "batch": [1, 16],
+            "per_request": [0, K],
+            "ms": [[5.0, 5.3], [6.0, 9.0]],
+        },
+        "other": {"batch": [1, 16], "ms": [0.5, 0.6]},
+    }
+    record.write_json(
+        folder / "latency.json", {"schema": 1, "key": latency_key(key_of, digest), **cheap}
+    )
+    rows = [[0.0] * d for d in range(1, K + 1)]
+    record.write_json(
+        folder / "calibration.json",
+        {
+            "schema": 1,
+            "key": {"target": "smollm2", "drafter": "forespark", "drafter_sha256": digest, "K": K},
+            "post": {
+                "theta": [1.0] * K,
+                "ece_before": [0.1] * K,
+                "ece_after": [0.1] * K,
+                "samples": [1] * K,
+            },
+            "pre": {
+                "form": "triangle",
+                "scale": [[1.0] * d for d in range(1, K + 1)],
+                "bias": rows,
+                "samples": [[1] * d for d in range(1, K + 1)],
+                "kept": [[False] * d for d in range(1, K + 1)],
+                "ece_before": [0.1] * K,
+                "ece_after": [0.1] * K,
+            },
+        },
+    )
+
+
+def _drafters(folder: Path, target) -> None:
+    """Train both drafters for a few seconds on the target's own answers."""
+    import torch
+
+    from forespark.training.run import run
+
+    rng = torch.Generator().manual_seed(1)
+    prompts = torch.randint(3, VOCAB, (48, 4), generator=rng)
+    answers = target.generate(prompts, max_new_tokens=28, do_sample=False, eos_token_id=None)
+    for index, ids in enumerate(answers.tolist()):
+        row = {"id": str(index), "input_ids": ids, "loss_mask": [0] * 4 + [1] * (len(ids) - 4)}
+        record.append_jsonl(folder / "corpus.jsonl", row)
+    for name in ("forespark", "dspark"):
+        run(configuration_for(folder, "ar", *TRAINING), name, folder / name)
+
+
+def configuration_for(folder: Path, arm: str = "forespark", *overrides: str):
+    """Configuration of one arm of the tiny target (it borrows smollm2's section)."""
+    drafter = "dspark" if arm == "dspark" else "forespark"
+    return configuration.load(
+        [
+            "target=smollm2",
+            f"arm={arm}",
+            f"target.model={folder / 'target'}",
+            "target.max_model_len=128",
+            "target.max_num_seqs=16",
+            "target.max_num_batched_tokens=128",
+            "target.cpu_kv_cache_gib=1",
+            "target.target_layer_ids=[0,1,2]",
+            f"drafter.dir={folder / drafter}",
+            f"drafter.num_speculative_tokens={K}",
+            f"run_dir={folder}",
+            f"train.data=[{folder / 'corpus.jsonl'}]",
+            "drafter.num_layers=2",
+            "drafter.selector_rank=4",
+            "drafter.selector_top_k=4",
+            "drafter.estimator_rank=4",
+            "drafter.mask_token_id=0",
+            *overrides,
+        ]
+    )
