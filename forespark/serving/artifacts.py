@@ -140,10 +140,14 @@ def _first(places: list[Path], what: str, command: str) -> Path:
     raise ValueError(f"no {what} in {' or '.join(str(p) for p in places)}: run `{command}`")
 
 
+def calibration_name(drafter: str) -> str:
+    """File name of a drafter's calibration in a run folder."""
+    return "calibration.json" if drafter == "forespark" else f"calibration-{drafter}.json"
+
+
 def _calibration(config: Config, drafter: Path, digest: str, name: str) -> Path:
     """This run's calibration when it is for this drafter, else the one beside it."""
-    file = "calibration.json" if name == "forespark" else f"calibration-{name}.json"
-    own = Path(config.run_dir) / file
+    own = Path(config.run_dir) / calibration_name(name)
     if own.is_file():
         key = record.read_json(own).get("key", {})
         if key.get("drafter_sha256") == digest:
@@ -173,8 +177,11 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
     drafter = drafter_dir(config, arm.drafter)
     _check_drafter(config, drafter, arm.drafter)
     digest = drafter_sha256(drafter)
-    if arm.drafter == "dspark" or (arm.draft == "full" and arm.verify == "full"):
+    if arm.draft == "full" and arm.verify == "full":
         return Artifacts(drafter=drafter, drafter_sha256=digest)
+    fitted = _calibration(config, drafter, digest, arm.drafter) if calibration else None
+    if arm.drafter == "dspark":
+        return Artifacts(drafter=drafter, drafter_sha256=digest, calibration=fitted)
     heads = _first(
         [drafter / HEADS / "heads.safetensors"],
         f"estimator heads of {drafter}",
@@ -184,7 +191,7 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
         drafter=drafter,
         drafter_sha256=digest,
         heads=heads,
-        calibration=_calibration(config, drafter, digest, arm.drafter) if calibration else None,
+        calibration=fitted,
         latency=_first(
             [Path(config.run_dir) / "latency.json"],
             "latency tables",

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from forespark import record
 from forespark.config import Config
 from forespark.serving.artifacts import drafter_dir, drafter_sha256
+from forespark.serving.dspark import verify_everything
 from forespark.serving.inprocess import Engine, Request, open_engine
 
 
@@ -30,33 +31,45 @@ def trace_key(config: Config, drafter: str = "forespark") -> dict[str, Any]:
     }
 
 
-def trace_path(folder: Path, d: int) -> Path:
-    return folder / f"forespark-d{d}.jsonl"
-
-
 def collect_traces(
     config: Config, prompts: Sequence[Sequence[dict[str, str]]], folder: Path
 ) -> list[Path]:
-    """Run every draft length on ``prompts`` (chat messages); return the trace files.
+    """Run the arm's drafter on ``prompts`` (chat messages); return the trace files.
 
     Length K uses ``calibrate.post_prompts`` prompts at ``post_load``, the shorter ones
-    ``pre_prompts`` at each of ``pre_loads``.
+    ``pre_prompts`` at each of ``pre_loads``. A drafter without a pre-draft estimator
+    (DSpark) needs length K only.
 
     Raises:
         ValueError: no usable prompt, or the drafter or its heads are missing.
     """
-    K = config.drafter.num_speculative_tokens
-    key = trace_key(config)
-    missing = [d for d in range(1, K + 1) if not _is_done(trace_path(folder, d), key)]
+    K, drafter = config.drafter.num_speculative_tokens, config.arm.drafter
+    ours = drafter == "forespark"
+    key = trace_key(config, drafter)
+    lengths = list(range(1, K + 1)) if ours else [K]
+    paths = {d: folder / f"{drafter}-d{d}.jsonl" for d in lengths}
+    missing = [d for d in lengths if not _is_done(paths[d], key)]
     if missing:
-        config.arm.draft, config.arm.verify, config.serve.trace_detail = "planned", "full", True
-        config.serve.force_length = K
+        _prepare(config, ours)
         with open_engine(config, tables=False, calibration=False) as engine:
-            header = {**key, "schema": 1, "form": engine.runner.speculator.estimators.pre.form}
+            form = engine.runner.speculator.estimators.pre.form if ours else None
+            if not ours:
+                verify_everything(engine.runner.adaptive_verification)
             requests = _requests(config, engine, prompts)
             for d in tqdm(missing, desc="calibration runs (draft length)", unit="length"):
-                _run_length(config, engine, requests, d, header, folder)
-    return [trace_path(folder, d) for d in range(1, K + 1)]
+                _run_length(config, engine, requests, d, {**key, "schema": 1, "form": form}, paths)
+    return list(paths.values())
+
+
+def _prepare(config: Config, ours: bool) -> None:
+    """Turn the arm into one that drafts forced lengths and verifies every position."""
+    config.serve.trace_detail = True
+    if ours:
+        config.arm.draft, config.arm.verify = "planned", "full"
+        config.serve.force_length = config.drafter.num_speculative_tokens
+    else:
+        # The confidence head runs only beside adaptive verification.
+        config.arm.draft, config.arm.verify = "full", "adaptive"
 
 
 def _is_done(path: Path, key: dict[str, Any]) -> bool:
@@ -86,15 +99,16 @@ def _run_length(
     requests: list[Request],
     d: int,
     header: dict[str, Any],
-    folder: Path,
+    paths: dict[int, Path],
 ) -> None:
     settings = config.calibrate
     full = d == config.drafter.num_speculative_tokens
     count = settings.post_prompts if full else settings.pre_prompts
     engine.clear()
-    engine.planner.force_length = d
+    if config.serve.force_length is not None:
+        engine.planner.force_length = d
     for load in [settings.post_load] if full else settings.pre_loads:
         engine.run(requests[:count], min(load, config.target.max_num_seqs))
     head = {"header": {**header, "arm": config.arm.name, "force_length": d}}
     lines = [json.dumps(row, allow_nan=False) for row in [head, *engine.steps]]
-    record.write_text(trace_path(folder, d), "\n".join(lines) + "\n")
+    record.write_text(paths[d], "\n".join(lines) + "\n")

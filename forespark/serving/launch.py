@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from forespark import record
 from forespark.config import Config
 from forespark.serving.artifacts import Artifacts, latency_key
 
@@ -105,7 +106,11 @@ def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
         "trace_detail": config.serve.trace_detail,
         "drafter_sha256": artifacts.drafter_sha256,
         "latency_key": None,
+        "theta": None,
     }
+    if config.arm.drafter == "dspark" and artifacts.calibration is not None:
+        # Stock code serves this arm: it gets plain numbers, not files.
+        settings["theta"] = record.read_json(artifacts.calibration)["post"]["theta"]
     if artifacts.latency is not None:
         settings["latency_key"] = latency_key(config, artifacts.drafter_sha256)
     for name in ("heads", "calibration", "latency"):

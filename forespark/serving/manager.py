@@ -102,9 +102,8 @@ class BudgetManager(AdaptiveVerificationManager):
         self, req_ids: list[str], idx_mapping: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Give each request its share of B; rewrite the query and logits boundaries."""
-        batch_budget, self._batch_budget = self._batch_budget, None
-        assert batch_budget is not None
-        _, plain_of, budget = batch_budget
+        assert self._batch_budget is not None
+        _, plain_of, budget = self._batch_budget
         count = len(req_ids)
         device = self.survival.device
         plain = async_tensor_h2d(

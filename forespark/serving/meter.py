@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from forespark.serving.counters import Counters
 from forespark.serving.trace import TraceWriter
@@ -53,6 +54,7 @@ class StepMeter:
         self._last_end: float | None = None
         self._last_ids: set[str] = set()
         self._offered: dict[str, dict[str, Any]] = {}
+        self._anchors: list[int] = []  # anchor position of each request of the batch
 
     @property
     def planner(self) -> Any:
@@ -61,7 +63,7 @@ class StepMeter:
     def step_starts(self) -> None:
         self._step = _Step(time.perf_counter())
 
-    def sampled(self, batch: Any, num_sampled: Any) -> None:
+    def sampled(self, batch: Any, num_sampled: Any, num_rejected: Any) -> None:
         """After rejection sampling: how the drafts of this step fared."""
         if self._step is None:
             return
@@ -86,25 +88,33 @@ class StepMeter:
             "accepted": int(accepted.sum()),
             "batch": int(batch.num_reqs),
         }
-        if self.detail and planner is not None:
+        if self.detail and self.runner.adaptive_verification is not None:
             self._step.row["requests"] = self._graded(batch, accepted, drafts)
+            rows = batch.query_start_loc[1 : batch.num_reqs + 1] - num_rejected - 1
+            self._anchors = (batch.positions[rows.long()] + 1).tolist()
 
     def _graded(self, batch: Any, accepted: np.ndarray, drafts: Any) -> list[dict[str, Any]]:
         """Each request's draft offered at the previous step with its verdict."""
         graded = []
         starts = batch.query_start_loc.numpy()
-        verified = self.runner.adaptive_verification.verified
+        verified = self._verified(batch.num_reqs)
         for index, req_id in enumerate(batch.req_ids):
             offered = self._offered.pop(req_id, None)
             if offered is None or drafts is None or drafts[index] == 0:
                 continue
-            position = int(batch.positions[starts[index]])
-            if offered["pos"] != position:  # preempted and recomputed in between
-                continue
+            if offered["pos"] != int(batch.positions[starts[index]]):
+                continue  # preempted and recomputed in between
             graded.append(
                 {"id": req_id, **offered, "v": int(verified[index]), "a": int(accepted[index])}
             )
         return graded
+
+    def _verified(self, count: int) -> Any:
+        """[R] draft tokens verified of each request in the current step."""
+        manager = self.runner.adaptive_verification
+        return (
+            manager.verified if self.planner is not None else manager._batch_draft_capacity[:count]
+        )
 
     def draft_starts(self) -> None:
         if self._step is not None:
@@ -127,6 +137,8 @@ class StepMeter:
         else:
             row["verify_ms"], row["draft_ms"] = (now - step.began) * 1e3, 0.0
         row |= self._drafted(row)
+        if self.detail and self.runner.adaptive_verification is not None:
+            self._offer()
         ids = set(self._batch_ids)
         gap = None if self._last_end is None else (step.began - self._last_end) * 1e3
         # No request in common: the engine was idle in between, which is nobody's cost.
@@ -159,8 +171,6 @@ class StepMeter:
                 "plan_us": 0.0,
             }
         counters = planner.counters
-        if self.detail and self.runner.speculator.last is not None:
-            self._offer(self.runner.speculator)
         return {
             "planned_draft": counters.planned_draft,
             "drafted": counters.drafted,
@@ -168,18 +178,16 @@ class StepMeter:
             "plan_us": counters.plan_us + counters.budget_us,
         }
 
-    def _offer(self, speculator: Any) -> None:
-        """Remember each request's new draft until its verdict: length and both logits."""
-        last = speculator.last
-        form = speculator.estimators.pre.form
-        for index, req_id in enumerate(self._batch_ids):
-            d = int(last.lengths_host[index])
-            if d == 0:
-                continue
-            start = d * (d - 1) // 2 if form == "triangle" else 0
-            self._offered[req_id] = {
-                "pos": int(last.anchor_positions[index]),
-                "d": d,
-                "z": last.scored.logits[index, start : start + d].tolist(),
-                "l": last.post_logits[index, :d].tolist(),
-            }
+    def _offer(self) -> None:
+        """Remember each request's new draft until its verdict: length and logits."""
+        speculator = self.runner.speculator
+        if self.planner is None:
+            confidences = speculator.draft_token_confidence_probs[: len(self._anchors)]
+            drafts = [(self.K, None, row) for row in torch.logit(confidences.float()).tolist()]
+        else:
+            drafts = [speculator.last.logged(i) for i in range(len(self._anchors))]
+        for req_id, position, (d, z, post) in zip(
+            self._batch_ids, self._anchors, drafts, strict=False
+        ):
+            if d > 0:
+                self._offered[req_id] = {"pos": position, "d": d, "z": z, "l": post}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from forespark.fore_d.survival import row_offset
+
 
 @dataclass
 class Scored:
@@ -34,7 +36,7 @@ class Proposal:
         post_logits: [R, K] float32 post-draft logits, 0 past d_i.
         survival: [R, K] float32 calibrated post-draft survival, 0 past d_i.
         scored: the pre-draft estimate that led to the lengths.
-        anchor_positions: [R] int64 position of each request's anchor.
+        form: of ``scored.logits``, triangle or row.
     """
 
     lengths: torch.Tensor
@@ -43,7 +45,7 @@ class Proposal:
     post_logits: torch.Tensor
     survival: torch.Tensor
     scored: Scored
-    anchor_positions: torch.Tensor
+    form: str
 
     @property
     def widths(self) -> np.ndarray:
@@ -65,7 +67,7 @@ class Proposal:
         lengths_host: np.ndarray,
         K: int,
         scored: Scored,
-        anchor_positions: torch.Tensor,
+        form: str,
     ) -> Proposal:
         """A proposal with lengths but no drafts yet."""
         shape = (lengths.shape[0], K)
@@ -77,5 +79,12 @@ class Proposal:
             post_logits=torch.zeros(shape, dtype=torch.float32, device=device),
             survival=torch.zeros(shape, dtype=torch.float32, device=device),
             scored=scored,
-            anchor_positions=anchor_positions,
+            form=form,
         )
+
+    def logged(self, index: int) -> tuple[int, list[float], list[float]]:
+        """(d, pre-draft logits of row d, post-draft logits) of one request, for traces."""
+        d = int(self.lengths_host[index])
+        start = row_offset(d, self.form) if d > 0 else 0
+        z = self.scored.logits[index, start : start + d].tolist()
+        return d, z, self.post_logits[index, :d].tolist()

@@ -79,6 +79,10 @@ def _initialize_kv_cache(original: Callable[..., None], runner: Any, *args: Any,
             get_max_chunk_logits(runner.vocab_size),
         )
         speculator.manager = runner.adaptive_verification
+    elif settings["theta"] is not None and runner.adaptive_verification is not None:
+        from forespark.serving.dspark import calibrate_confidences
+
+        calibrate_confidences(runner.adaptive_verification, settings["theta"])
     runner.forespark_meter = StepMeter(runner, settings)
     if speculator is not None and hasattr(speculator, "propose"):
         wrap(speculator, "propose", _propose_of(runner.forespark_meter))
@@ -111,7 +115,7 @@ def _sample(original: Callable[..., Any], runner: Any, hidden: Any, batch: Any, 
     result = original(runner, hidden, batch, grammar)
     meter = _meter(runner)
     if meter is not None:
-        meter.sampled(batch, result[1])
+        meter.sampled(batch, result[1], result[2])
     return result
 
 

@@ -35,8 +35,9 @@ def run_server(config: Config, extra: list[str], *, dry_run: bool = False) -> in
         OSError: the port is taken.
     """
     arm = config.arm
-    needs_plan = arm.drafter == "forespark" and arm.verify == "adaptive"
-    artifacts = resolve(config, tables=needs_plan, calibration=needs_plan)
+    adaptive = arm.verify == "adaptive"
+    tables = adaptive and arm.drafter == "forespark"
+    artifacts = resolve(config, tables=tables, calibration=adaptive)
     command = serve_command(config, artifacts, extra)
     environment = engine_environment(config)
     if dry_run:

@@ -166,7 +166,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             lengths = split(scored.scores, total, limits)
         lengths_host = lengths.cpu().numpy()
         proposal = Proposal.empty(
-            lengths, lengths_host, self.num_speculative_steps, scored, anchors.position + 1
+            lengths, lengths_host, self.num_speculative_steps, scored, self.estimators.pre.form
         )
         counters = self.planner.counters
         counters.drafted, counters.drafter_tokens = proposal.num_drafts, proposal.num_tokens
