@@ -17,10 +17,8 @@ CHILD = Path(__file__).parent / "run_tiny.py"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny")
-    tiny.build(path)
-    return path
+def folder(tiny_folder):
+    return tiny_folder
 
 
 def serve(folder, arm, temperature=0.0, count=24, tokens=24, *overrides):

@@ -26,7 +26,7 @@ TRAINING = [
 ]
 
 
-def build(folder: Path, latency: dict | None = None) -> None:
+def build(folder: Path) -> None:
     """Write target, drafters, heads, calibration and latency tables under ``folder``."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -44,11 +44,10 @@ def build(folder: Path, latency: dict | None = None) -> None:
     target.save_pretrained(folder / "target")
     _drafters(folder, target)
     tokens = [1, 4, 16, 64]
-    key_of = configuration_for(folder)
-    from forespark.serving.artifacts import drafter_sha256, latency_key
+    from forespark.serving.artifacts import calibration_name, drafter_sha256, latency_key
 
     digest = drafter_sha256(folder / "forespark")
-    cheap = latency or {
+    prices = {
         "draft": {"tokens": tokens, "ms": [0.1 + 0.05 * t for t in tokens]},
         "verify": {
             "batch": [1, 16],
@@ -58,31 +57,37 @@ def build(folder: Path, latency: dict | None = None) -> None:
         "other": {"batch": [1, 16], "ms": [0.5, 0.6]},
     }
     record.write_json(
-        folder / "latency.json", {"schema": 1, "key": latency_key(key_of, digest), **cheap}
+        folder / "latency.json",
+        {"schema": 1, "key": latency_key(configuration_for(folder), digest), **prices},
     )
-    rows = [[0.0] * d for d in range(1, K + 1)]
-    record.write_json(
-        folder / "calibration.json",
-        {
-            "schema": 1,
-            "key": {"target": "smollm2", "drafter": "forespark", "drafter_sha256": digest, "K": K},
-            "post": {
-                "theta": [1.0] * K,
-                "ece_before": [0.1] * K,
-                "ece_after": [0.1] * K,
-                "samples": [1] * K,
-            },
-            "pre": {
-                "form": "triangle",
-                "scale": [[1.0] * d for d in range(1, K + 1)],
-                "bias": rows,
-                "samples": [[1] * d for d in range(1, K + 1)],
-                "kept": [[False] * d for d in range(1, K + 1)],
-                "ece_before": [0.1] * K,
-                "ece_after": [0.1] * K,
-            },
-        },
-    )
+    for name in ("forespark", "dspark"):
+        record.write_json(folder / calibration_name(name), _calibration(folder, name))
+
+
+def _calibration(folder: Path, name: str) -> dict:
+    """The identity calibration of one drafter."""
+    digest = record.file_sha256(folder / name / "model.safetensors")
+    triangle = {
+        "form": "triangle",
+        "scale": [[1.0] * d for d in range(1, K + 1)],
+        "bias": [[0.0] * d for d in range(1, K + 1)],
+        "samples": [[1] * d for d in range(1, K + 1)],
+        "kept": [[False] * d for d in range(1, K + 1)],
+        "ece_before": [0.1] * K,
+        "ece_after": [0.1] * K,
+    }
+    post = {
+        "theta": [1.0] * K,
+        "ece_before": [0.1] * K,
+        "ece_after": [0.1] * K,
+        "samples": [1] * K,
+    }
+    return {
+        "schema": 1,
+        "key": {"target": "smollm2", "drafter": name, "drafter_sha256": digest, "K": K},
+        "post": post,
+        "pre": triangle if name == "forespark" else None,
+    }
 
 
 def _drafters(folder: Path, target) -> None:
@@ -101,28 +106,30 @@ def _drafters(folder: Path, target) -> None:
         run(configuration_for(folder, "ar", *TRAINING), name, folder / name)
 
 
+def overrides_for(folder: Path, arm: str) -> list[str]:
+    """Hydra overrides that turn smollm2's section into the tiny target."""
+    drafter = "dspark" if arm == "dspark" else "forespark"
+    return [
+        f"target.model={folder / 'target'}",
+        "target.max_model_len=128",
+        "target.max_num_seqs=16",
+        "target.max_num_batched_tokens=128",
+        "target.cpu_kv_cache_gib=1",
+        "target.target_layer_ids=[0,1,2]",
+        f"drafter.dir={folder / drafter}",
+        f"drafter.num_speculative_tokens={K}",
+        "drafter.num_layers=2",
+        "drafter.selector_rank=4",
+        "drafter.selector_top_k=4",
+        "drafter.estimator_rank=4",
+        "drafter.mask_token_id=0",
+        f"train.data=[{folder / 'corpus.jsonl'}]",
+        f"run_dir={folder}",
+    ]
+
+
 def configuration_for(folder: Path, arm: str = "forespark", *overrides: str):
     """Configuration of one arm of the tiny target (it borrows smollm2's section)."""
-    drafter = "dspark" if arm == "dspark" else "forespark"
     return configuration.load(
-        [
-            "target=smollm2",
-            f"arm={arm}",
-            f"target.model={folder / 'target'}",
-            "target.max_model_len=128",
-            "target.max_num_seqs=16",
-            "target.max_num_batched_tokens=128",
-            "target.cpu_kv_cache_gib=1",
-            "target.target_layer_ids=[0,1,2]",
-            f"drafter.dir={folder / drafter}",
-            f"drafter.num_speculative_tokens={K}",
-            f"run_dir={folder}",
-            f"train.data=[{folder / 'corpus.jsonl'}]",
-            "drafter.num_layers=2",
-            "drafter.selector_rank=4",
-            "drafter.selector_top_k=4",
-            "drafter.estimator_rank=4",
-            "drafter.mask_token_id=0",
-            *overrides,
-        ]
+        ["target=smollm2", f"arm={arm}", *overrides_for(folder, arm), *overrides]
     )
