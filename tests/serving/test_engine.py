@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import serve_child
 import tiny
 
 pytestmark = pytest.mark.engine
-CHILD = Path(__file__).parent / "run_tiny.py"
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +17,30 @@ def folder(tiny_folder):
     return tiny_folder
 
 
-def serve(folder, arm, temperature=0.0, count=24, tokens=24, *overrides):
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(folder), arm, str(temperature), str(count), str(tokens)]
-        + list(overrides),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment,
-        cwd=tiny.configuration.CONFIG_DIR.parent,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert done.returncode == 0 and lines, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(lines[-1].removeprefix("RESULT "))
+PROMPTS = [[5, 7, 9, 3], *([3 + i % 9, 5, 3 + (7 * i) % 9] * (1 + i % 4) for i in range(31))]
+
+
+def serve(folder, arm, *overrides, temperature=0.0, count=24, tokens=24):
+    """Answers and steps of one arm; sampled requests share a prompt, each with its seed."""
+    requests = [
+        {"prompt": PROMPTS[i % len(PROMPTS)], "max_tokens": tokens, "ignore_eos": True}
+        if temperature == 0
+        else {
+            "prompt": PROMPTS[0],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": temperature,
+            "seed": i,
+        }
+        for i in range(count)
+    ]
+    job = {
+        "overrides": ["target=smollm2", f"arm={arm}", *tiny.overrides_for(folder, arm), *overrides],
+        "requests": requests,
+        "load": 16,
+        "engine": {"skip_tokenizer_init": True},
+    }
+    return serve_child.serve(folder, arm, job)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +72,7 @@ def test_greedy_output_is_the_targets(folder, greedy, arm):
 
 @pytest.mark.parametrize("length", [1, 3])
 def test_forced_length_is_what_is_drafted_and_verified(folder, greedy, length):
-    result = serve(folder, "forespark", 0.0, 24, 24, f"serve.force_length={length}")
+    result = serve(folder, "forespark", f"serve.force_length={length}")
     assert result["answers"] == greedy
     steps = result["steps"]
     for before, row in zip(steps, steps[1:], strict=False):
@@ -78,7 +84,7 @@ def test_forced_length_is_what_is_drafted_and_verified(folder, greedy, length):
 def test_chunked_prefill_and_preemption_stay_lossless(folder):
     """Prompts cut over steps beside verification, and more requests than fit at once."""
     small = ("target.max_num_batched_tokens=32", "target.max_num_seqs=4")
-    expected = serve(folder, "ar", 0.0, 12, 30, *small)["answers"]
+    expected = serve(folder, "ar", *small, count=12, tokens=30)["answers"]
     table = folder / "latency.json"
     content = json.loads(table.read_text())
     content["key"]["max_num_seqs"] = 4
@@ -86,21 +92,29 @@ def test_chunked_prefill_and_preemption_stay_lossless(folder):
     other.mkdir(exist_ok=True)
     (other / "latency.json").write_text(json.dumps(content))
     (other / "calibration.json").write_text((folder / "calibration.json").read_text())
-    result = serve(folder, "forespark", 0.0, 12, 30, *small, f"run_dir={other}")
+    result = serve(folder, "forespark", *small, f"run_dir={other}", count=12, tokens=30)
     assert result["answers"] == expected
 
 
-def test_sampled_output_keeps_the_targets_distribution(folder):
-    """Chi-square of the first two tokens against exact enumeration, temperature 1."""
+@pytest.mark.parametrize("force", ["null", "2"])
+def test_sampled_output_keeps_the_targets_distribution(folder, force):
+    """Chi-square of the first two tokens against exact enumeration, temperature 1.
+
+    Planned lengths, and two drafts forced on every request so that most tokens went
+    through rejection sampling.
+    """
     import torch
     from scipy.stats import chi2
     from transformers import LlamaForCausalLM
 
     count = 3000
-    result = serve(folder, "forespark", 1.0, count, 3)
-    assert sum(row["accepted"] for row in result["steps"]) > count / 20
+    result = serve(
+        folder, "forespark", f"serve.force_length={force}", temperature=1.0, count=count, tokens=3
+    )
+    accepted = sum(row["accepted"] for row in result["steps"])
+    assert accepted > (count / 3 if force == "2" else 0)
     model = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
-    prompt = [5, 7, 9, 3]
+    prompt = PROMPTS[0]
     with torch.inference_mode():
         first = model(torch.tensor([prompt])).logits[0, -1].softmax(-1).double()
         second = model(torch.tensor([[*prompt, t] for t in range(tiny.VOCAB)]))
