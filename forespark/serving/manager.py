@@ -56,17 +56,15 @@ class BudgetManager(AdaptiveVerificationManager):
         idx_mapping: torch.Tensor,  # [R]
         slots: np.ndarray,  # [R]
         lengths: torch.Tensor,  # [R] d_i
+        lengths_host: np.ndarray,  # [R] the same
         survival: torch.Tensor,  # [R, K] post-draft survival, 0 past d_i
     ) -> None:
         """Keep the drafts just made, by slot, until they are verified."""
         index = idx_mapping.to(torch.int64)
         self.survival[index] = survival
         self.lengths[index] = lengths
-        # On a CPU both are already here; a GPU host keeps its planned split (host split)
-        # or its conservative bound until the copy lands.
-        if lengths.device.type == "cpu":
-            self.planner.lengths[slots] = lengths.numpy()
-            self.planner.survival[slots] = survival.numpy()
+        self.planner.lengths[slots] = lengths_host
+        self.planner.survival.send(slots, survival)
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
         """The speculator recorded its drafts itself (``record_drafts``)."""

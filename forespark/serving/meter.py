@@ -9,7 +9,7 @@ tokens verified, ``scheduled`` drafts present before trimming, ``planned_draft``
 ``drafted`` = sum of d_i, ``drafter_tokens`` = tokens the drafter's forward processed,
 ``prefill`` tokens, ``verify_ms`` (batch preparation, target forward, sampling),
 ``draft_ms``, ``other_ms`` (host time since the previous step; null after idling),
-``plan_us``; with ``serve.trace_detail`` also ``requests``.
+``plan_us``, ``bad_estimates`` (NaN estimates so far); with ``serve.trace_detail`` also ``requests``.
 """
 
 from __future__ import annotations
@@ -176,6 +176,7 @@ class StepMeter:
             "drafted": counters.drafted,
             "drafter_tokens": counters.drafter_tokens,
             "plan_us": counters.plan_us + counters.budget_us,
+            "bad_estimates": counters.bad_estimates,
         }
 
     def _offer(self) -> None:

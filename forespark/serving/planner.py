@@ -1,9 +1,9 @@
 """Host side of the joint schedule: request slots, stale estimates, totals.
 
-The host plans only totals. It keeps one row of scores per request-state slot, the newest
-ones that have landed: on a GPU those of an earlier step (two-slot asynchronous copies),
-on a CPU those of this step. A slot without an estimate uses the mean of the others
-(``fore_d.prior``). No tensor is waited for here.
+The host keeps one row of scores per request-state slot, the newest that have landed: on a
+GPU those of an earlier step, on a CPU those of this step (see ``mailbox``). From them it
+plans the totals and, under the host split, each draft's length. A slot without an
+estimate uses the mean of the others (``fore_d.prior``). No tensor is waited for here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from forespark.fore_d.costs import CostTables
 from forespark.fore_d.prior import fill_missing, prior_scores
 from forespark.fore_d.schedule import plan, replan_budget
+from forespark.fore_d.split import split
+from forespark.serving.mailbox import Mailbox
 
 
 @dataclass
@@ -41,10 +44,16 @@ class Planner:
         K: largest draft length.
         costs: latency tables; None when nothing is planned (forced lengths).
         settings: ``additional_config["forespark"]``.
+        device: where estimates are made.
     """
 
     def __init__(
-        self, max_num_reqs: int, K: int, costs: CostTables | None, settings: dict[str, Any]
+        self,
+        max_num_reqs: int,
+        K: int,
+        costs: CostTables | None,
+        settings: dict[str, Any],
+        device: torch.device,
     ) -> None:
         self.K = K
         self.costs = costs
@@ -54,10 +63,9 @@ class Planner:
         self.force_length: int | None = settings["force_length"]
         self.force_verify: int | None = None
         self.prior = prior_scores(float(settings["prior_acceptance"]), K)
-        self.scores = np.zeros((max_num_reqs, K), dtype=np.float32)
-        self.known = np.zeros(max_num_reqs, dtype=bool)
+        self.scores = Mailbox(max_num_reqs, K, device)
         # Post-draft survival and length of the drafts waiting to be verified, by slot.
-        self.survival = np.zeros((max_num_reqs, K), dtype=np.float32)
+        self.survival = Mailbox(max_num_reqs, K, device)
         self.lengths = np.zeros(max_num_reqs, dtype=np.int64)
         self.counters = PlanCounters()
         if costs is not None:
@@ -71,7 +79,8 @@ class Planner:
 
     def forget(self, slot: int) -> None:
         """A slot got a new request: nothing of the old one may be read."""
-        self.known[slot] = False
+        self.scores.forget(slot)
+        self.survival.forget(slot)
         self.lengths[slot] = 0
 
     def draft_lengths_total(self, slots: np.ndarray, samples: np.ndarray) -> int:
@@ -91,12 +100,25 @@ class Planner:
             total = n * self.K
         else:
             assert self.costs is not None
-            rows = slots[samples]
-            scores = fill_missing(self.scores[rows], self.known[rows], self.prior)
+            scores = self._host_scores(slots[samples])
             total = plan(scores, n, n, self.costs, self.price_other).draft_total
         self.counters.planned_draft = total
         self.counters.plan_us = (time.perf_counter() - began) * 1e6
         return total
+
+    def _host_scores(self, slots: np.ndarray) -> np.ndarray:
+        """[R, K] newest landed scores; the mean or the prior where none has landed."""
+        self.scores.receive()
+        return fill_missing(self.scores.rows[slots], self.scores.known[slots], self.prior)
+
+    def split_on_host(self, slots: np.ndarray, limits: np.ndarray, total: int) -> np.ndarray:
+        """[R] draft lengths of the planned total, ranked by host scores (host split).
+
+        Args:
+            limits: [R] largest length of each request, 0 for one that drafts nothing.
+        """
+        scores = torch.from_numpy(self._host_scores(slots))
+        return split(scores, total, torch.from_numpy(limits)).numpy()
 
     def budget(self, slots: np.ndarray, limits: np.ndarray, n: int, non_draft: int) -> int:
         """B for the batch about to be verified, from its actual N and the drafts present.
@@ -117,9 +139,14 @@ class Planner:
         elif present == 0:
             budget = 0
         else:
-            source = self.scores if self.draft_rule == "planned" else self.survival
-            inside = np.arange(self.K) < limits[:, None]
-            drafted = np.where(inside, source[slots], np.float32(0.0))
+            if self.draft_rule == "planned":
+                rows = self._host_scores(slots)
+            else:
+                self.survival.receive()
+                rows = fill_missing(
+                    self.survival.rows[slots], self.survival.known[slots], self.prior
+                )
+            drafted = np.where(np.arange(self.K) < limits[:, None], rows, np.float32(0.0))
             budget = replan_budget(
                 drafted,
                 n,

@@ -54,8 +54,15 @@ class ForeSparkSpeculator(DFlash2Speculator):
             Path(settings["heads"]), settings, self.num_speculative_steps, device
         )
         self.planner = Planner(
-            self.max_num_reqs, self.num_speculative_steps, self.estimators.costs, settings
+            self.max_num_reqs,
+            self.num_speculative_steps,
+            self.estimators.costs,
+            settings,
+            device,
         )
+        # Splitting on a GPU needs lengths that never reach the host, and so kernels and
+        # graphs per token bucket; until those exist the host splits there.
+        self.host_split = settings["split"] == "host" or device.type != "cpu"
         self.offsets = BlockOffsets(self.max_num_tokens, device)
         self.manager: Any = None
         self.last: Proposal | None = None
@@ -118,6 +125,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             input_batch.idx_mapping,
             input_batch.idx_mapping_np,
             proposal.lengths,
+            proposal.lengths_host,
             proposal.survival,
         )
         return proposal.tokens
@@ -153,24 +161,25 @@ class ForeSparkSpeculator(DFlash2Speculator):
             >= input_batch.prefill_len_np[:count]
         )
         scored = self.estimators.before_draft(context[anchors.row], self._embed(anchors.token))
-        if context.device.type == "cpu":
-            self.planner.scores[slots] = scored.scores.numpy()
-            self.planner.known[slots] = samples
-        sampling = torch.from_numpy(np.ascontiguousarray(samples)).to(context.device)
-        room = (self.max_model_len - 1 - (anchors.position + 1)).clamp(min=0)
-        limits = torch.where(sampling, room.clamp(max=self.num_speculative_steps), 0)
+        self.planner.scores.send(slots, scored.scores)
+        room = self.max_model_len - 2 - input_batch.seq_lens_cpu_upper_bound[:count].numpy()
+        limits = np.where(samples, np.clip(room, 0, self.num_speculative_steps), 0)
         total = self.planner.draft_lengths_total(slots, samples)
         if self.planner.force_length is not None:
-            lengths = limits.clamp(max=self.planner.force_length)
+            lengths_host = np.minimum(limits, self.planner.force_length)
+        elif self.host_split:
+            lengths_host = self.planner.split_on_host(slots, limits, total)
         else:
-            lengths = split(scored.scores, total, limits)
-        lengths_host = lengths.cpu().numpy()
+            lengths_host = split(scored.scores, total, torch.from_numpy(limits)).numpy()
+        lengths_host = lengths_host.astype(np.int64)
+        lengths = torch.from_numpy(lengths_host).to(context.device, non_blocking=True)
         proposal = Proposal.empty(
             lengths, lengths_host, self.num_speculative_steps, scored, self.estimators.pre.form
         )
         counters = self.planner.counters
         counters.drafted, counters.drafter_tokens = proposal.num_drafts, proposal.num_tokens
-        counters.bad_estimates += int(scored.bad.sum()) if context.device.type == "cpu" else 0
+        if context.device.type == "cpu":  # elsewhere counting them would wait for the device
+            counters.bad_estimates += int(scored.bad.sum())
         return proposal
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:

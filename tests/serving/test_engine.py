@@ -70,6 +70,15 @@ def test_greedy_output_is_the_targets(folder, greedy, arm):
         check_steps(result["steps"])
 
 
+def test_host_split_drafts_and_answers_the_same(folder, greedy):
+    """Ranking on the host (sparse-MLA targets) gives the same lengths and answers."""
+    device, host = (serve(folder, "forespark", f"serve.split={how}") for how in ("device", "host"))
+    assert host["answers"] == device["answers"] == greedy
+    fields = ("n", "B", "drafted", "drafter_tokens", "accepted")
+    lengths = [[[row[name] for name in fields] for row in r["steps"]] for r in (device, host)]
+    assert lengths[0] == lengths[1]
+
+
 @pytest.mark.parametrize("length", [1, 3])
 def test_forced_length_is_what_is_drafted_and_verified(folder, greedy, length):
     result = serve(folder, "forespark", f"serve.force_length={length}")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from forespark.fore_d.costs import CostTables
 from forespark.serving.planner import Planner
@@ -31,17 +32,17 @@ def planner(**changes) -> Planner:
         "force_length": None,
         "prior_acceptance": 0.6,
     } | changes
-    return Planner(8, K, costs(), settings)
+    return Planner(8, K, costs(), settings, torch.device("cpu"))
 
 
 def test_unlikely_drafts_are_not_made_when_every_token_is_paid_for():
     host = planner()
     slots = np.arange(4)
-    host.known[slots] = True
-    host.scores[slots] = [[0.9, 0.8, 0.7, 0.6]] * 2 + [[0.02, 0.01, 0.0, 0.0]] * 2
+    host.scores.known[slots] = True
+    host.scores.rows[slots] = [[0.9, 0.8, 0.7, 0.6]] * 2 + [[0.02, 0.01, 0.0, 0.0]] * 2
     few = host.draft_lengths_total(slots, np.ones(4, bool))
     assert 0 < few <= 8
-    host.scores[slots] = 0.01
+    host.scores.rows[slots] = 0.01
     assert host.draft_lengths_total(slots, np.ones(4, bool)) == 0
 
 
@@ -54,30 +55,30 @@ def test_a_prefilling_request_drafts_nothing():
 
 def test_a_new_request_uses_the_mean_of_the_others_then_the_prior():
     host = planner()
-    host.known[[0, 1]] = True
-    host.scores[[0, 1]] = [[0.9, 0.8, 0.7, 0.6]] * 2
-    host.scores[2] = 99.0  # what an earlier request left in the slot
+    host.scores.known[[0, 1]] = True
+    host.scores.rows[[0, 1]] = [[0.9, 0.8, 0.7, 0.6]] * 2
+    host.scores.rows[2] = 99.0  # what an earlier request left in the slot
     host.forget(2)
     with_mean = host.draft_lengths_total(np.arange(3), np.ones(3, bool))
-    host.scores[2], host.known[2] = host.scores[0], True
+    host.scores.rows[2], host.scores.known[2] = host.scores.rows[0], True
     assert host.draft_lengths_total(np.arange(3), np.ones(3, bool)) == with_mean
     fresh = planner()
-    fresh.scores[:] = np.nan
+    fresh.scores.rows[:] = np.nan
     assert 0 <= fresh.draft_lengths_total(np.arange(3), np.ones(3, bool)) <= 3 * K
 
 
 @pytest.mark.parametrize("draft", ["planned", "full"])
 def test_budget_never_exceeds_drafts_present(draft):
     host = planner(draft=draft)
-    host.known[:] = True
-    host.scores[:] = [0.99, 0.98, 0.97, 0.96]
-    host.survival[:] = [0.99, 0.98, 0.97, 0.96]
+    host.scores.known[:] = host.survival.known[:] = True
+    host.scores.rows[:] = [0.99, 0.98, 0.97, 0.96]
+    host.survival.rows[:] = [0.99, 0.98, 0.97, 0.96]
     limits = np.array([4, 0, 1])
     assert host.budget(np.arange(3), limits, 3, 3) <= 5
     assert host.budget(np.arange(3), np.zeros(3, np.int64), 3, 3) == 0
     # A draft was made but every position is hopeless: B = 0 while sum of d > 0.
-    host.scores[:] = 1e-6
-    host.survival[:] = 1e-6
+    host.scores.rows[:] = 1e-6
+    host.survival.rows[:] = 1e-6
     assert host.budget(np.arange(3), limits, 3, 3) == 0
 
 
@@ -94,3 +95,12 @@ def test_length_follows_the_force_from_step_to_step():
         host.force_length = length
         totals.append(host.draft_lengths_total(np.arange(2), np.ones(2, bool)))
     assert totals == [2 * K, 2, 2 * K]
+
+
+def test_host_split_gives_the_planned_total_to_the_likeliest():
+    host = planner()
+    slots = np.array([3, 5, 1])
+    host.scores.known[slots] = True
+    host.scores.rows[slots] = [[0.9, 0.8, 0.1, 0.0], [0.5, 0.4, 0.3, 0.2], [0.95, 0.9, 0.9, 0.9]]
+    lengths = host.split_on_host(slots, np.array([4, 4, 0]), 3)
+    assert lengths.tolist() == [2, 1, 0], "the prefilling request stays out"
