@@ -9,7 +9,8 @@ tokens verified, ``scheduled`` drafts present before trimming, ``planned_draft``
 ``drafted`` = sum of d_i, ``drafter_tokens`` = tokens the drafter's forward processed,
 ``prefill`` tokens, ``verify_ms`` (batch preparation, target forward, sampling),
 ``draft_ms``, ``other_ms`` (host time since the previous step; null after idling),
-``plan_us``, ``bad_estimates`` (NaN estimates so far); with ``serve.trace_detail`` also ``requests``.
+``plan_us``, ``bad_estimates`` (NaN estimates so far); with ``serve.trace_detail`` also
+``requests``.
 """
 
 from __future__ import annotations
