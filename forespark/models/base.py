@@ -68,6 +68,20 @@ def cycle_length(step: int, num_speculative_tokens: int) -> int:
     return step % num_speculative_tokens or num_speculative_tokens
 
 
+@torch.no_grad()
+def state_scale(
+    states: torch.Tensor,  # [T, layers * H] captured states, documents' first tokens left out
+) -> torch.Tensor:
+    """1 / RMS of every captured dimension, [layers * H].
+
+    A residual stream grows fifteenfold from the first captured layer to the last and keeps
+    half its energy in a handful of dimensions that hardly vary. A fusion trained on it raw
+    sees those only; trained on scaled inputs it sees all alike. The scale is folded into
+    ``fc`` on export, so serving reads the raw states.
+    """
+    return 1.0 / states.float().square().mean(dim=0).sqrt().clamp_min(1e-6)
+
+
 class Drafter(nn.Module):
     """What both drafters share: labelled positions and their targets."""
 
@@ -75,6 +89,8 @@ class Drafter(nn.Module):
         super().__init__()
         self.core = core
         self.options = options
+        ones = torch.ones(core.fc.in_features)
+        core.fc.register_buffer("input_scale", ones, persistent=False)
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -117,7 +117,10 @@ class Context:
 
     def __init__(self, core: nn.Module, row: Row) -> None:
         self.row = row
-        self.features = core.hidden_norm(core.fc(row.states.float()))  # [T, H]: c
+        states = row.states.float()
+        if hasattr(core.fc, "input_scale"):
+            states = states * core.fc.input_scale
+        self.features = core.hidden_norm(core.fc(states))  # [T, H]: c
         self.cos, self.sin = (
             part[0] for part in core.rotary_emb(self.features, row.position_ids()[None])
         )

@@ -24,6 +24,9 @@ def _flat(
 ) -> dict[str, torch.Tensor]:
     names = {p: n for n, p in model.named_parameters() if p.requires_grad}
     tensors = {f"model/{name}": p.detach().contiguous() for p, name in names.items()}
+    for name, buffer in model.named_buffers():
+        if name.endswith("input_scale"):
+            tensors[f"scale/{name}"] = buffer.detach().contiguous()
     for label, optimizer in optimizers.items():
         for param, state in optimizer.state.items():
             for key, value in state.items():
@@ -91,6 +94,9 @@ def load(
     with torch.no_grad():
         for name, param in params.items():
             param.copy_(saved[name])
+        for name, buffer in model.named_buffers():
+            if f"scale/{name}" in tensors:
+                buffer.copy_(tensors[f"scale/{name}"])
     members = {
         (label, id(p)): optimizer
         for label, optimizer in optimizers.items()

@@ -46,6 +46,8 @@ def export_drafter(
         for name, tensor in core.state_dict().items()
         if not any(name.startswith(skip) for skip in ("embed_tokens", "lm_head", "verifier_"))
     }
+    folded = core.fc.weight.detach() * core.fc.input_scale
+    kept["fc.weight"] = folded.to(torch.bfloat16)
     core.save_pretrained(temporary, state_dict=kept)
     _tidy_config(temporary)
     made = {"provenance": provenance(), **(info or {})}

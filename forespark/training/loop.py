@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from forespark.config import Config
-from forespark.models.base import LossOptions, LossRows, cycle_length, draw_rows
+from forespark.models.base import LossOptions, LossRows, cycle_length, draw_rows, state_scale
 from forespark.models.blocks import select_anchors
 from forespark.models.build import build_drafter
 from forespark.models.drafter import ForeSparkDrafter
@@ -28,6 +28,7 @@ from forespark.training.optim import build_optimizers, lr_factor, set_lr
 from forespark.training.states import LocalStates, ServerStates, StateCache, StateSource, target_key
 
 GRADIENT_CLIP = 1.0
+SCALE_ROWS = 32  # corpus rows that measure the captured states
 WARMUP_WITHOUT_END = 50  # steps, when only a time limit bounds the run
 
 
@@ -278,8 +279,18 @@ class Trainer:
         self._checked(writer)
         return self.out
 
+    def _set_scale(self) -> None:
+        """Scale the captured states by their size on the first rows of the run."""
+        parts = [
+            self.states.row([self.corpus[name]], self.train.total_seq_len).states[1:]
+            for name in self.order[:SCALE_ROWS]
+        ]
+        self.model.core.fc.input_scale.copy_(state_scale(torch.cat(parts)))
+
     def _run(self, writer: Any) -> None:
         self._start_epoch()
+        if self.step == 0:
+            self._set_scale()
         print(f"{self.name}: {len(self._training)} training rows, {len(self.held_out)} held out, "
               f"{len(self.packs)} steps an epoch, from step {self.step}", flush=True)  # fmt: skip
         began = time.monotonic() - self.elapsed

@@ -30,7 +30,9 @@ def test_server_and_local_states_agree(tmp_path):
         assert url is not None
         server = ServerStates(url, layers)
         for length in (3, 40, 170):
-            ids = torch.randint(17, 40000, (length,), generator=torch.Generator().manual_seed(length))
+            ids = torch.randint(
+                17, 40000, (length,), generator=torch.Generator().manual_seed(length)
+            )
             got, want = server.fetch(ids.tolist()).float(), local.fetch(ids.tolist())
             assert got.shape == want.shape == (length, len(layers) + 1, 576)
             # Float32 on both sides through 30 layers: sums in another order stay below 1e-3 of

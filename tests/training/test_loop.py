@@ -218,3 +218,23 @@ def test_cross_entropy_warms_up_alone(config, tmp_path):
         weights.append((run.model.options.ce_weight, run.model.options.tv_weight))
         run.step, run.batch = run.step + 1, run.batch + 1
     assert weights == [(1.0, 0.0), (0.1, 0.9)]
+
+
+def test_scaled_states_are_folded_into_the_exported_fusion(config, tmp_path):
+    from forespark.models.blocks import Context
+
+    run = trainer(config, tmp_path)
+    out = run.fit(silent)
+    scale = run.model.core.fc.input_scale
+    assert not torch.allclose(scale, torch.ones_like(scale), atol=0.1)
+    row = run.states.row([run.corpus[run.order[0]]])
+    served = load_exported(config, "forespark", out)
+    with torch.no_grad():
+        trained = Context(run.model.core, row).features
+        # The export rounds weights to bfloat16: 2^-8 of each, less over a sum.
+        torch.testing.assert_close(
+            Context(served.core, row).features, trained, atol=0.05, rtol=0.05
+        )
+    again = trainer(config, tmp_path)
+    again.resume()
+    assert torch.equal(again.model.core.fc.input_scale, scale)
