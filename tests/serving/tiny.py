@@ -104,6 +104,25 @@ def _drafters(folder: Path, target) -> None:
         record.append_jsonl(folder / "corpus.jsonl", row)
     for name in ("forespark", "dspark"):
         run(configuration_for(folder, "ar", *TRAINING), name, folder / name)
+        _tell_layers_apart(folder / name)
+
+
+def _tell_layers_apart(drafter: Path) -> None:
+    """Give each layer's key norm its own scale, as long training does.
+
+    A few steps leave all norms near one, and serving a layer with another layer's norm
+    would then go unseen.
+    """
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(drafter / "model.safetensors")
+    for layer, scale in ((0, 0.8), (1, 1.5)):
+        weights[f"layers.{layer}.self_attn.k_norm.weight"] *= scale
+    save_file(weights, drafter / "model.safetensors", metadata={"format": "pt"})
+    heads = drafter / "forespark" / "heads.json"
+    if heads.exists():
+        digest = record.file_sha256(drafter / "model.safetensors")
+        record.write_json(heads, {**record.read_json(heads), "drafter_sha256": digest})
 
 
 def overrides_for(folder: Path, arm: str) -> list[str]:
