@@ -13,19 +13,21 @@ PACKAGE = "forespark"
 ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "record": set(),
+    "process": set(),
     "cli": {"config", "record"},
-    "data": {"config", "record"},
+    "data": {"config", "record", "process"},
     "models": set(),
     "fore_d": set(),
     "calibration": {"fore_d", "record"},
     "training": {"models", "data", "config", "record"},
-    "serving": {"models", "fore_d", "config", "record"},
-    "bench": {"config", "record"},
+    "serving": {"models", "fore_d", "config", "record", "process"},
+    "bench": {"config", "record", "process"},
 }
 # Third-party packages kept to some rooms ("plot" is the folder beside the package).
 ONLY_IN = {"vllm": {"serving"}}
 NEVER_IN = {
     "config": {"torch"},
+    "process": {"torch"},
     "record": set(),  # torch only when it is loaded already, to name the device
     "cli": {"torch", "transformers"},
     "plot": {"torch", "hydra"},

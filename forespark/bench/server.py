@@ -1,32 +1,21 @@
 """Start ``serve.py`` for one arm, wait until it answers, and stop all of its processes.
 
-An engine is several processes, some in process groups of their own, so the whole tree is
-stopped: on leaving the ``with`` block, on an exception, and when this process is killed
-outright (the kernel then signals the server, which stops its engine).
+The server stops on leaving the ``with`` block, on an exception, and when this process is
+killed outright.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 from tqdm import tqdm
 
 from forespark.config import Config, load
+from forespark.process import Child, NotReady, log_tail, port_problem
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BARRIER = "forespark.serving.barrier.BarrierScheduler"
@@ -34,9 +23,6 @@ BARRIER = "forespark.serving.barrier.BarrierScheduler"
 _SECTIONS = ("target", "drafter", "schedule", "serve", "run_dir")
 _PER_SERVER = {"serve.port", "serve.trace", "serve.barrier", "target.name"}
 _STOP_S = 45.0  # patience with a server that stops its engine, which takes its own time
-_ORPHAN_S = 5.0  # and with processes that it leaves behind
-_LOG_LINES = 25
-_PR_SET_PDEATHSIG = 1
 
 
 def serve_command(
@@ -115,8 +101,7 @@ class Server:
         self.log = Path(log)
         self.ready_timeout_s = ready_timeout_s
         self.label = label
-        self.process: subprocess.Popen[bytes] | None = None
-        self._tree: list[psutil.Process] = []
+        self.process: Child | None = None
 
     @property
     def endpoint(self) -> str:
@@ -124,17 +109,8 @@ class Server:
 
     def __enter__(self) -> Server:
         require_free_port(self.host, self.port)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.process = Child(self.command, log=self.log)
         try:
-            with self.log.open("wb") as log:
-                self.process = subprocess.Popen(
-                    self.command,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    preexec_fn=_end_with_parent(),
-                )
             self._wait_until_ready()
         except BaseException:
             self.stop()
@@ -150,71 +126,28 @@ class Server:
         self.stop()
 
     def alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def log_tail(self) -> str:
-        """Last lines of the server's output."""
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ""
-        return "\n".join(lines[-_LOG_LINES:])
+        return self.process is not None and self.process.alive()
 
     def stop(self) -> None:
-        """Stop the whole tree: ask the server, wait, then kill whatever is left."""
-        if self.process is None:
-            return
-        self._remember_tree()
-        with contextlib.suppress(ProcessLookupError):
-            # Only the server: it knows how to end its engine in order.
-            os.killpg(self.process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_STOP_S)
-        left_s = _ORPHAN_S if self.process.returncode is not None else 0.0
-        _, left = psutil.wait_procs(self._tree, timeout=left_s)
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        psutil.wait_procs(left, timeout=_ORPHAN_S)
-        self.process, self._tree = None, []
-
-    def _remember_tree(self) -> None:
-        """Add the server's present descendants to those to be stopped.
-
-        Once the server itself is gone they have another parent and could not be found.
-        """
-        assert self.process is not None
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found = psutil.Process(self.process.pid).children(recursive=True)
-            self._tree = list({*self._tree, *found})
+        """Stop the server and everything it started."""
+        if self.process is not None:
+            self.process.stop(patience_s=_STOP_S)
+            self.process = None
 
     def _wait_until_ready(self) -> None:
         assert self.process is not None
-        start = time.monotonic()
         bar_format = "{desc}: starting, {elapsed}{postfix}"
         with tqdm(desc=self.label, bar_format=bar_format, leave=False) as progress:
             progress.set_postfix_str(f"at most {self.ready_timeout_s:.0f} s")
-            while time.monotonic() - start < self.ready_timeout_s:
-                code = self.process.poll()
-                if code is not None:
-                    raise ValueError(self.failure(f"ended with exit code {code} while starting"))
-                self._remember_tree()
-                if _answers(f"{self.endpoint}/health"):
-                    return
-                progress.refresh()
-                time.sleep(0.25)
-        raise ValueError(
-            self.failure(
-                f"was not ready after {self.ready_timeout_s:.0f} s (serve.ready_timeout_s)"
-            )
-        )
+            try:
+                for _ in self.process.until_ready(self.endpoint, self.ready_timeout_s):
+                    progress.refresh()
+            except NotReady as failure:
+                raise ValueError(self.failure(str(failure))) from None
 
     def failure(self, what: str) -> str:
         """Show the end of the log on stderr and return a one-line message."""
-        tqdm.write(f"--- end of {self.log}\n{self.log_tail()}\n---", file=sys.stderr)
+        tqdm.write(f"--- end of {self.log}\n{log_tail(self.log)}\n---", file=sys.stderr)
         return f"{self.label}: the server {what}; see {self.log}"
 
 
@@ -224,28 +157,9 @@ def require_free_port(host: str, port: int) -> None:
     Raises:
         OSError: the port cannot be bound.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise OSError(
-                f"port {port} on {host} cannot be used ({error.strerror}): stop what listens "
-                "there or pass serve.port=N"
-            ) from None
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """Linux: have the kernel end the server when this process dies without cleaning up."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)  # loaded before the fork: nothing may be imported after it
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) and None
+    problem = port_problem(host, port)
+    if problem is not None:
+        raise OSError(
+            f"port {port} on {host} cannot be used ({problem}): stop what listens "
+            "there or pass serve.port=N"
+        )

@@ -11,17 +11,8 @@ from typing import Any
 
 from forespark import record
 from forespark.config import Config
+from forespark.process import cpu_environment, on_cpu
 from forespark.serving.artifacts import Artifacts, latency_key
-
-
-def on_cpu() -> bool:
-    """True when no CUDA device will be used; decided without importing torch."""
-    forced = os.environ.get("FORESPARK_DEVICE")
-    if forced is not None:
-        if forced not in ("cpu", "cuda"):
-            raise ValueError(f"FORESPARK_DEVICE: got {forced!r}, want cpu or cuda")
-        return forced == "cpu"
-    return not Path("/dev/nvidiactl").exists()
 
 
 def engine_environment(config: Config) -> dict[str, str]:
@@ -29,25 +20,10 @@ def engine_environment(config: Config) -> dict[str, str]:
     env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
     if not on_cpu():
         return env
-    cores = sorted(os.sched_getaffinity(0))
-    env |= {
-        # The default leaves a core to the front end; on two cores that halves the engine.
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
-        "VLLM_CPU_KVCACHE_SPACE": str(config.target.cpu_kv_cache_gib),
-    }
-    openmp = _intel_openmp()
-    preload = os.environ.get("LD_PRELOAD", "")
-    if openmp is not None and str(openmp) not in preload:
-        # Without it torch and vLLM's kernels run two OpenMP pools that fight for the cores.
-        env["LD_PRELOAD"] = f"{openmp}:{preload}" if preload else str(openmp)
+    env |= cpu_environment(config.target.cpu_kv_cache_gib)
     if Path(config.target.model).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     return env
-
-
-def _intel_openmp() -> Path | None:
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    return library if library.is_file() else None
 
 
 def enter_engine_environment(config: Config) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from mock_server import MockEngine, running
 
+from forespark import process
 from forespark.bench import answers, decode, plan, server, steptrace
 from forespark.bench.client import RequestResult
 from forespark.bench.decode import DecodeBenchmark
@@ -273,7 +274,7 @@ def gone(pid):
 
 def test_server_with_children_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "_STOP_S", 0.3)
-    monkeypatch.setattr(server, "_ORPHAN_S", 0.3)  # it ignores SIGTERM, so this is waited for
+    monkeypatch.setattr(process, "ORPHAN_S", 0.3)  # it ignores SIGTERM, so this is waited for
     pids = []
 
     def use_and_fail():
@@ -289,7 +290,7 @@ def test_server_with_children_is_stopped(tmp_path, monkeypatch):
 
 
 def test_children_of_a_server_that_died_are_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "_ORPHAN_S", 0.3)
+    monkeypatch.setattr(process, "ORPHAN_S", 0.3)
     with mock_server(tmp_path, "stubborn") as served:
         child = int((tmp_path / "log").read_text().split()[1])
         os.kill(served.process.pid, 9)
@@ -304,7 +305,7 @@ def test_server_that_dies_shows_its_log(tmp_path, capsys):
 
 
 def test_server_that_is_never_ready(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "_answers", lambda url: False)
+    monkeypatch.setattr(process, "healthy", lambda url: False)
     with (
         pytest.raises(ValueError, match="not ready after 1 s"),
         mock_server(tmp_path, timeout_s=1) as served,

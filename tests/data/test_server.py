@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forespark.data.server import ServerDied, serve_command, served, served_target
+from forespark.data.server import ServerDied, serve_command, serve_env, served, served_target
 
 HEALTHY = """
 import http.server, subprocess, sys
@@ -104,3 +104,14 @@ def test_command_carries_the_target(configure: Any) -> None:
     )
     assert command[-3:] == ["--seed", "3", "--x"]
     assert command[command.index("--max-num-seqs") + 1] == "5"
+
+
+def test_target_server_keeps_the_users_thread_binding(
+    configure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORESPARK_DEVICE", "cpu")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "99")
+    env = serve_env(configure("target.cpu_kv_cache_gib=3"))
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "0" and env["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
