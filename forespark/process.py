@@ -25,7 +25,7 @@ import psutil
 STOP_S = 20.0  # patience between asking a server to stop and killing it
 ORPHAN_S = 5.0  # and with processes that it leaves behind
 _POLL_S = 0.25
-_LOG_LINES = 20
+_LOG_LINES = 25
 _PR_SET_PDEATHSIG = 1
 
 

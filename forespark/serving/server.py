@@ -61,11 +61,11 @@ def _require_free_port(host: str, port: int) -> None:
 def _report_ready(config: Config, server: Child) -> None:
     """Show elapsed time until ``/health`` answers, then say where the server is."""
     url = f"http://{config.serve.host}:{config.serve.port}"
-    title = f"starting {config.arm.name}"
-    with tqdm(desc=title, bar_format="{desc}: {elapsed}", file=sys.stderr) as bar:
+    look = {"bar_format": "{desc}: {elapsed}", "mininterval": 1.0, "file": sys.stderr}
+    with tqdm(desc=f"starting {config.arm.name}", **look) as bar:
         try:
             for _ in server.until_ready(url, config.serve.ready_timeout_s):
-                bar.refresh()
+                bar.update()  # shown once a second: it may go into a log
         except NotReady as failure:
             if server.alive():  # the main thread reports an end
                 bar.write(f"the server {failure}", file=sys.stderr)
