@@ -186,7 +186,9 @@ class TrainConfig:
         _require(
             self.optimizer in ("adamw", "muon"), "train.optimizer", self.optimizer, "adamw or muon"
         )
-        _require(self.schedule in ("cosine", "wsd"), "train.schedule", self.schedule, "cosine or wsd")
+        _require(
+            self.schedule in ("cosine", "wsd"), "train.schedule", self.schedule, "cosine or wsd"
+        )
         _require(
             self.hidden_states in ("server", "local"),
             "train.hidden_states",
@@ -194,7 +196,10 @@ class TrainConfig:
             "server or local",
         )
         _require(
-            0.0 < self.decay_fraction <= 1.0, "train.decay_fraction", self.decay_fraction, "in (0, 1]"
+            0.0 < self.decay_fraction <= 1.0,
+            "train.decay_fraction",
+            self.decay_fraction,
+            "in (0, 1]",
         )
         _require(
             self.logger in ("tensorboard", "wandb"),
