@@ -16,11 +16,10 @@ def main() -> None:
     args, config = cli.stage("calibrate", __doc__, "target", "drafter", "limit", "out", "dry-run")
     config.arm.name = config.arm.drafter = args.drafter
     out = args.out or Path(config.run_dir)
-    from forespark.serving.artifacts import calibration_name
-    from forespark.serving.collect import trace_key
+    from forespark.serving.artifacts import calibration_key, calibration_name
     from forespark.serving.launch import enter_engine_environment
 
-    key = trace_key(config, args.drafter)
+    key = calibration_key(config, args.drafter)
     path = out / calibration_name(args.drafter)
     if args.dry_run:
         cli.plan([f"calibration runs of {key}, fitted into {path}"])

@@ -74,6 +74,19 @@ class ArmConfig:
         _require(self.drafter in DRAFTERS, "arm.drafter", self.drafter, f"one of {DRAFTERS}")
         _require(self.draft in DRAFT_RULES, "arm.draft", self.draft, f"one of {DRAFT_RULES}")
         _require(self.verify in VERIFY_RULES, "arm.verify", self.verify, f"one of {VERIFY_RULES}")
+        drafts = self.drafter != "none"
+        _require(
+            (self.draft != "none") == drafts and (self.verify != "none") == drafts,
+            "arm.draft and arm.verify",
+            (self.draft, self.verify),
+            "none and none without a drafter, something else with one",
+        )
+        _require(
+            self.draft != "planned" or self.drafter == "forespark",
+            "arm.draft",
+            self.draft,
+            "full: only the forespark drafter has a pre-draft estimator to plan with",
+        )
         _require(
             self.curve in ("triangle", "single"), "arm.curve", self.curve, "triangle or single"
         )
@@ -337,9 +350,7 @@ def load(overrides: list[str]) -> Config:
     for override in overrides:
         group, _, choice = override.partition("=")
         if group in ("target", "arm") and choice not in names(group):
-            raise ValueError(
-                f"unknown {group} {choice!r}: want one of {', '.join(names(group))}"
-            )
+            raise ValueError(f"unknown {group} {choice!r}: want one of {', '.join(names(group))}")
     ConfigStore.instance().store(name="config_schema", node=Config)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):

@@ -116,7 +116,7 @@ def file_sha256(path: Path) -> str:
 
 def device_name() -> str:
     """Name of what computes: the CUDA device, or the processor and its thread count."""
-    if "torch" in sys.modules:
+    if Path("/dev/nvidiactl").exists():
         import torch
 
         if torch.cuda.is_available():
@@ -129,7 +129,7 @@ def device_name() -> str:
                 break
     except OSError:
         pass
-    return f"cpu: {model} x{os.cpu_count()}"
+    return f"cpu: {model} x{len(os.sched_getaffinity(0))}"
 
 
 def versions() -> dict[str, str]:

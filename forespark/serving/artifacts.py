@@ -69,6 +69,16 @@ def drafter_sha256(drafter: Path) -> str:
     return _sha256(weights, stat.st_size, stat.st_mtime_ns)
 
 
+def calibration_key(config: Config, name: str, digest: str | None = None) -> dict[str, Any]:
+    """What ties traces and a calibration to a drafter (CALIBRATION_KEY of ``fore_d``)."""
+    return {
+        "target": config.target.name,
+        "drafter": name,
+        "drafter_sha256": digest or drafter_sha256(drafter_dir(config, name)),
+        "K": config.drafter.num_speculative_tokens,
+    }
+
+
 def latency_key(config: Config, digest: str | None = None) -> dict[str, Any]:
     """What latency tables are valid for (LATENCY_KEY of ``fore_d.costs``).
 
@@ -177,7 +187,14 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
     drafter = drafter_dir(config, arm.drafter)
     _check_drafter(config, drafter, arm.drafter)
     digest = drafter_sha256(drafter)
-    if arm.draft == "full" and arm.verify == "full":
+    forced = config.serve.force_length is not None
+    if forced and arm.drafter != "forespark":
+        raise ValueError(
+            "serve.force_length: only the forespark drafter drafts other lengths than K"
+        )
+    if arm.draft == "planned" and arm.verify == "full" and not forced:
+        raise ValueError("arm.verify: got full with planned drafts, want adaptive")
+    if arm.draft == "full" and arm.verify == "full" and not forced:
         return Artifacts(drafter=drafter, drafter_sha256=digest)
     fitted = _calibration(config, drafter, digest, arm.drafter) if calibration else None
     if arm.drafter == "dspark":

@@ -7,7 +7,6 @@ a file appears only when its run is complete, so a killed collection resumes by 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,10 @@ from tqdm import tqdm
 
 from forespark import record
 from forespark.config import Config
-from forespark.serving.artifacts import drafter_dir, drafter_sha256
+from forespark.serving.artifacts import calibration_key
 from forespark.serving.dspark import verify_everything
 from forespark.serving.inprocess import Engine, Request, open_engine
-
-
-def trace_key(config: Config, drafter: str = "forespark") -> dict[str, Any]:
-    """The key that ties traces and calibration to a drafter (CALIBRATION_KEY)."""
-    return {
-        "target": config.target.name,
-        "drafter": drafter,
-        "drafter_sha256": drafter_sha256(drafter_dir(config, drafter)),
-        "K": config.drafter.num_speculative_tokens,
-    }
+from forespark.serving.trace import to_line
 
 
 def collect_traces(
@@ -45,7 +35,7 @@ def collect_traces(
     """
     K, drafter = config.drafter.num_speculative_tokens, config.arm.drafter
     ours = drafter == "forespark"
-    key = trace_key(config, drafter)
+    key = calibration_key(config, drafter)
     lengths = list(range(1, K + 1)) if ours else [K]
     paths = {d: folder / f"{drafter}-d{d}.jsonl" for d in lengths}
     missing = [d for d in lengths if not _is_done(paths[d], key)]
@@ -110,5 +100,5 @@ def _run_length(
     for load in [settings.post_load] if full else settings.pre_loads:
         engine.run(requests[:count], min(load, config.target.max_num_seqs))
     head = {"header": {**header, "arm": config.arm.name, "force_length": d}}
-    lines = [json.dumps(row, allow_nan=False) for row in [head, *engine.steps]]
+    lines = [to_line(row) for row in [head, *engine.steps]]
     record.write_text(paths[d], "\n".join(lines) + "\n")

@@ -3,7 +3,9 @@
 Steps happen in the engine's worker, ``/metrics`` is answered by the API server: both
 share files through ``PROMETHEUS_MULTIPROC_DIR``, which ``serve.py`` sets. Draft tokens are
 counted three times on purpose: drafted, verified and accepted. vLLM's own acceptance rate
-divides by drafts that adaptive verification never verified.
+divides by drafts that adaptive verification never verified. ``accepted`` is what rejection
+sampling accepted, tokens past a stop token inside an accepted block included: the worker
+does not see stops.
 """
 
 from __future__ import annotations

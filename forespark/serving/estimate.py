@@ -48,9 +48,18 @@ class Estimators:
 
     @classmethod
     def load(
-        cls, heads: Path, settings: dict[str, Any], K: int, device: torch.device
+        cls,
+        heads: Path,
+        settings: dict[str, Any],
+        K: int,
+        device: torch.device,
+        engine: dict[str, Any],
     ) -> Estimators:
         """Read heads, calibration and tables; refuse what was made for something else.
+
+        Args:
+            engine: LATENCY_KEY fields as the running engine has them; flags given to
+                ``vllm serve`` may differ from the configuration.
 
         Raises:
             ValueError: a file is missing, corrupt or has another key.
@@ -66,8 +75,7 @@ class Estimators:
             scale, bias, theta = _calibration(Path(settings["calibration"]), settings, K, form)
         costs = None
         if settings["latency"] is not None:
-            # The worker knows its device best: the launcher may not have loaded CUDA.
-            wanted = {**settings["latency_key"], "device": record.device_name()}
+            wanted = {**settings["latency_key"], **engine}
             path = Path(settings["latency"])
             costs = CostTables.from_record(record.read_json(path), wanted, str(path))
         return cls(

@@ -11,8 +11,9 @@ from typing import Any
 
 from forespark import record
 from forespark.config import Config
+from forespark.fore_d.calibrated import Calibration
 from forespark.process import cpu_environment, on_cpu
-from forespark.serving.artifacts import Artifacts, latency_key
+from forespark.serving.artifacts import Artifacts, calibration_key, latency_key
 
 
 def engine_environment(config: Config) -> dict[str, str]:
@@ -69,6 +70,7 @@ def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
     """What reaches the workers as ``additional_config["forespark"]`` (JSON only)."""
     settings: dict[str, Any] = {
         "arm": config.arm.name,
+        "drafter": config.arm.drafter,
         "target": config.target.name,
         "planned": planned(config),
         "draft": config.arm.draft,
@@ -86,7 +88,10 @@ def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
     }
     if config.arm.drafter == "dspark" and artifacts.calibration is not None:
         # Stock code serves this arm: it gets plain numbers, not files.
-        settings["theta"] = record.read_json(artifacts.calibration)["post"]["theta"]
+        wanted = calibration_key(config, "dspark", artifacts.drafter_sha256)
+        path = artifacts.calibration
+        fitted = Calibration.from_record(record.read_json(path), wanted, str(path))
+        settings["theta"] = fitted.post.theta
     if artifacts.latency is not None:
         settings["latency_key"] = latency_key(config, artifacts.drafter_sha256)
     for name in ("heads", "calibration", "latency"):

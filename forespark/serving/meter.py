@@ -97,16 +97,17 @@ class StepMeter:
     def _graded(self, batch: Any, accepted: np.ndarray, drafts: Any) -> list[dict[str, Any]]:
         """Each request's draft offered at the previous step with its verdict."""
         graded = []
-        starts = batch.query_start_loc.numpy()
-        verified = self._verified(batch.num_reqs)
+        starts = batch.query_start_loc[: batch.num_reqs].long()
+        positions = batch.positions[starts].tolist()
+        verified = self._verified(batch.num_reqs).tolist()
         for index, req_id in enumerate(batch.req_ids):
             offered = self._offered.pop(req_id, None)
             if offered is None or drafts is None or drafts[index] == 0:
                 continue
-            if offered["pos"] != int(batch.positions[starts[index]]):
+            if offered["pos"] != positions[index]:
                 continue  # preempted and recomputed in between
             graded.append(
-                {"id": req_id, **offered, "v": int(verified[index]), "a": int(accepted[index])}
+                {"id": req_id, **offered, "v": verified[index], "a": int(accepted[index])}
             )
         return graded
 
@@ -183,9 +184,13 @@ class StepMeter:
     def _offer(self) -> None:
         """Remember each request's new draft until its verdict: length and logits."""
         speculator = self.runner.speculator
+        live = self.runner.req_states.req_id_to_index
+        self._offered = {name: kept for name, kept in self._offered.items() if name in live}
         if self.planner is None:
             confidences = speculator.draft_token_confidence_probs[: len(self._anchors)]
-            drafts = [(self.K, None, row) for row in torch.logit(confidences.float()).tolist()]
+            drafts = [
+                (self.K, None, row) for row in torch.logit(confidences.float(), eps=1e-7).tolist()
+            ]
         else:
             drafts = [speculator.last.logged(i) for i in range(len(self._anchors))]
         for req_id, position, (d, z, post) in zip(

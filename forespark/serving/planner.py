@@ -83,12 +83,13 @@ class Planner:
         self.survival.forget(slot)
         self.lengths[slot] = 0
 
-    def draft_lengths_total(self, slots: np.ndarray, samples: np.ndarray) -> int:
+    def draft_lengths_total(self, slots: np.ndarray, samples: np.ndarray, prefill: int = 0) -> int:
         """Sum of d_i to draft now for the requests in ``slots`` that sample.
 
         Args:
             slots: [R] request-state slots in batch order.
             samples: [R] bool; False while still prefilling (drafts nothing).
+            prefill: prompt tokens expected in the step that verifies.
         """
         began = time.perf_counter()
         n = int(samples.sum())
@@ -101,7 +102,7 @@ class Planner:
         else:
             assert self.costs is not None
             scores = self._host_scores(slots[samples])
-            total = plan(scores, n, n, self.costs, self.price_other).draft_total
+            total = plan(scores, n, n + prefill, self.costs, self.price_other).draft_total
         self.counters.planned_draft = total
         self.counters.plan_us = (time.perf_counter() - began) * 1e6
         return total

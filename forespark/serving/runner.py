@@ -60,7 +60,7 @@ def _initialize_kv_cache(original: Callable[..., None], runner: Any, *args: Any,
     """Once request states exist: attach the budget manager and the step meter."""
     original(runner, *args, **kwargs)
     settings = settings_of(runner.vllm_config)
-    if settings is None:
+    if settings is None or kwargs.get("is_profiling"):
         return
     from forespark.serving.meter import StepMeter
     from forespark.serving.speculator import ForeSparkSpeculator
@@ -85,12 +85,13 @@ def _initialize_kv_cache(original: Callable[..., None], runner: Any, *args: Any,
         calibrate_confidences(runner.adaptive_verification, settings["theta"])
     runner.forespark_meter = StepMeter(runner, settings)
     if speculator is not None and hasattr(speculator, "propose"):
-        wrap(speculator, "propose", _propose_of(runner.forespark_meter))
+        wrap(speculator, "propose", _propose_of(runner))
 
 
-def _propose_of(meter: Any) -> Callable[..., Any]:
+def _propose_of(runner: Any) -> Callable[..., Any]:
     def timed_propose(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dummy_run"):
+        meter = _meter(runner)
+        if meter is None or kwargs.get("dummy_run"):
             return original(*args, **kwargs)
         meter.draft_starts()
         tokens = original(*args, **kwargs)

@@ -24,6 +24,7 @@ from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
+from forespark import record
 from forespark.fore_d.split import split
 from forespark.fore_d.survival import post_survival
 from forespark.serving import packed
@@ -46,12 +47,23 @@ class ForeSparkSpeculator(DFlash2Speculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
+        parallel = vllm_config.parallel_config
+        if parallel.world_size > 1 or parallel.data_parallel_size > 1:
+            raise ValueError(
+                f"arm {vllm_config.additional_config['forespark']['arm']}: got world size "
+                f"{parallel.world_size} and {parallel.data_parallel_size} data-parallel ranks, "
+                "want one rank: lengths and budgets are not broadcast yet, so ranks would part"
+            )
         settings = vllm_config.additional_config["forespark"]
         # Our own post-draft estimator grades drafts; vLLM's online one stays off.
         self.use_acceptance_estimator = False
         self.settings = settings
         self.estimators = Estimators.load(
-            Path(settings["heads"]), settings, self.num_speculative_steps, device
+            Path(settings["heads"]),
+            settings,
+            self.num_speculative_steps,
+            device,
+            engine_key(vllm_config),
         )
         self.planner = Planner(
             self.max_num_reqs,
@@ -66,6 +78,10 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.offsets = BlockOffsets(self.max_num_tokens, device)
         self.manager: Any = None
         self.last: Proposal | None = None
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        """No graphs: a packed batch has another shape in every step."""
+        super().init_cudagraph_manager(CUDAGraphMode.NONE)
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         super().load_model(target_model)
@@ -164,7 +180,9 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.planner.scores.send(slots, scored.scores)
         room = self.max_model_len - 2 - input_batch.seq_lens_cpu_upper_bound[:count].numpy()
         limits = np.where(samples, np.clip(room, 0, self.num_speculative_steps), 0)
-        total = self.planner.draft_lengths_total(slots, samples)
+        # Requests still prefilling bring about as many prompt tokens to the next step.
+        prefill = int(input_batch.num_scheduled_tokens[:count][~samples].sum())
+        total = self.planner.draft_lengths_total(slots, samples, prefill)
         if self.planner.force_length is not None:
             lengths_host = np.minimum(limits, self.planner.force_length)
         elif self.host_split:
@@ -178,9 +196,12 @@ class ForeSparkSpeculator(DFlash2Speculator):
         )
         counters = self.planner.counters
         counters.drafted, counters.drafter_tokens = proposal.num_drafts, proposal.num_tokens
-        if context.device.type == "cpu":  # elsewhere counting them would wait for the device
-            counters.bad_estimates += int(scored.bad.sum())
+        self._count_bad(scored.bad)
         return proposal
+
+    def _count_bad(self, bad: torch.Tensor) -> None:
+        if bad.device.type == "cpu":  # elsewhere counting them would wait for the device
+            self.planner.counters.bad_estimates += int(bad.sum())
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Raw target embeddings e of the anchors, before any drafter input scale."""
@@ -209,13 +230,17 @@ class ForeSparkSpeculator(DFlash2Speculator):
         )  # fmt: skip
         proposal.tokens[blocks.draft_request, blocks.draft_step] = chosen.tokens
         proposal.post_logits[blocks.draft_request, blocks.draft_step] = logits
-        proposal.survival, _ = post_survival(
+        proposal.survival, bad = post_survival(
             proposal.post_logits, self.estimators.theta, proposal.lengths
         )
+        self._count_bad(bad)
         if self.draft_logits is not None:
-            rows = (slots[blocks.draft_request], blocks.draft_step)
-            cached = torch.full_like(self.draft_logits[rows], -torch.inf)
-            self.draft_logits[rows] = cached.scatter_(1, candidate_ids, chosen.scores)
+            # Only the candidates' columns of a row are finite: take the old ones back first.
+            slot, step = slots[blocks.draft_request], blocks.draft_step
+            rows = (slot[:, None], step[:, None])
+            self.draft_logits[(*rows, self._cached_candidate_ids[slot, step])] = -torch.inf
+            self.draft_logits[(*rows, candidate_ids)] = chosen.scores
+            self._cached_candidate_ids[slot, step] = candidate_ids
 
     def _prepare_queries(
         self, input_batch: Any, anchors: packed.Anchors, blocks: packed.Blocks, proposal: Proposal
@@ -263,3 +288,15 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self.block_tables.slot_mappings[:, :num_tokens], self.kv_cache_config
         )
         return mappings, metadata
+
+
+def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
+    """LATENCY_KEY fields that the running engine decides."""
+    key = {
+        "device": record.device_name(),
+        "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
+        "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
+    }
+    dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+    stated = (vllm_config.additional_config["forespark"]["latency_key"] or {}).get("dtype")
+    return key if stated == "auto" else {**key, "dtype": dtype}

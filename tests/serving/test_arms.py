@@ -20,27 +20,26 @@ def folder(tiny_folder):
 PROMPTS = [[5, 7, 9, 3], *([3 + i % 9, 5, 3 + (7 * i) % 9] * (1 + i % 4) for i in range(31))]
 
 
-def serve(folder, arm, *overrides, temperature=0.0, count=24, tokens=24):
-    """Answers and steps of one arm; sampled requests share a prompt, each with its seed."""
-    requests = [
-        {"prompt": PROMPTS[i % len(PROMPTS)], "max_tokens": tokens, "ignore_eos": True}
-        if temperature == 0
-        else {
-            "prompt": PROMPTS[0],
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": temperature,
-            "seed": i,
-        }
-        for i in range(count)
-    ]
+def run_job(folder, arm, requests, *overrides, load=16, **engine):
+    """Answers and steps of one arm on the tiny target."""
     job = {
         "overrides": ["target=smollm2", f"arm={arm}", *tiny.overrides_for(folder, arm), *overrides],
         "requests": requests,
-        "load": 16,
-        "engine": {"skip_tokenizer_init": True},
+        "load": load,
+        "engine": {"skip_tokenizer_init": True, **engine},
     }
     return serve_child.serve(folder, arm, job)
+
+
+def serve(folder, arm, *overrides, temperature=0.0, count=24, tokens=24):
+    """As ``run_job``; sampled requests share a prompt, each with its own seed."""
+    common = {"max_tokens": tokens, "ignore_eos": True}
+    if temperature == 0:
+        requests = [{"prompt": PROMPTS[i % len(PROMPTS)], **common} for i in range(count)]
+    else:
+        hot = {"prompt": PROMPTS[0], "temperature": temperature, **common}
+        requests = [{**hot, "seed": i} for i in range(count)]
+    return run_job(folder, arm, requests, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +102,69 @@ def test_chunked_prefill_and_preemption_stay_lossless(folder):
     (other / "calibration.json").write_text((folder / "calibration.json").read_text())
     result = serve(folder, "forespark", *small, f"run_dir={other}", count=12, tokens=30)
     assert result["answers"] == expected
+
+
+def test_greedy_and_sampled_requests_share_a_batch(folder, greedy):
+    """Half the batch at temperature 1, drafting from the drafter's own distribution."""
+    requests = [
+        {"prompt": t, "max_tokens": 24, "ignore_eos": True}
+        | ({"temperature": 1.0, "seed": i} if i % 2 else {})
+        for i, t in enumerate(PROMPTS[:24])
+    ]
+    result = run_job(folder, "forespark", requests)
+    assert result["answers"][::2] == greedy[::2]
+    assert result["answers"][1::2] != greedy[1::2]
+
+
+def test_answers_up_to_the_context_limit(folder):
+    """Fewer than K positions left before max_model_len, for every request."""
+    requests = [{"prompt": t, "max_tokens": 500, "ignore_eos": True} for t in PROMPTS[:6]]
+    expected = run_job(folder, "ar", requests)["answers"]
+    assert all(len(p) + len(a) == 128 for p, a in zip(PROMPTS, expected, strict=False))
+    assert run_job(folder, "forespark", requests)["answers"] == expected
+
+
+def test_cached_prompts_draft_as_fresh_ones(folder):
+    """The same prompts twice with the prefix cache on: same answers, same acceptance."""
+    prompts = [[3 + (i + k) % 9 for k in range(40)] for i in range(4)]
+    requests = [{"prompt": t, "max_tokens": 24, "ignore_eos": True} for t in prompts * 2]
+    length = ["serve.force_length=3", "serve.trace_detail=true"]
+    result = run_job(folder, "forespark", requests, *length, load=4, enable_prefix_caching=True)
+    assert result["answers"][:4] == result["answers"][4:]
+    prefill = [row["prefill"] for row in result["steps"] if row["prefill"]]
+    assert sum(prefill) < 2 * 4 * 40, "the second round hit no cache"
+    graded = [entry for row in result["steps"] for entry in row.get("requests", [])]
+    rounds: list[list[tuple]] = [[], []]
+    for entry in graded:
+        index = int(entry["id"].split("-")[0][1:])
+        rounds[index // 4].append((index % 4, entry["pos"], entry["a"]))
+    assert sorted(rounds[0]) == sorted(rounds[1])
+
+
+def test_broken_heads_draft_nothing_and_stay_lossless(folder, greedy, tmp_path):
+    """NaN estimates: survival 0, no drafts, a trace that can be written."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "drafter"
+    shutil.copytree(folder / "forespark", copy)
+    heads = copy / "forespark" / "heads.safetensors"
+    weights = load_file(heads)
+    weights["pre.b_o"][:] = float("nan")
+    save_file(weights, heads)
+    trace = tmp_path / "trace.jsonl"
+    overrides = [f"drafter.dir={copy}", f"serve.trace={trace}", "serve.trace_detail=true"]
+    result = serve(folder, "forespark", *overrides)
+    assert result["answers"] == greedy
+    assert sum(row["drafted"] for row in result["steps"]) == 0
+    assert result["steps"][-1]["bad_estimates"] > 0
+    forced = serve(folder, "forespark", *overrides, "serve.force_length=2")
+    assert forced["answers"] == greedy
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    traced = [e for line in lines for e in line.get("requests", [])]
+    assert traced and all(entry["z"] == [None, None] for entry in traced)
+    assert sum("header" in line for line in lines) == 2, "one header per start"
 
 
 @pytest.mark.parametrize("force", ["null", "2"])

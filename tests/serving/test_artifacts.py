@@ -123,3 +123,36 @@ def test_flags_of_the_user_come_last(run):
     command = serve_command(run("arm=ar"), artifacts.Artifacts(), ["--max-num-seqs", "3"])
     assert command[-2:] == ["--max-num-seqs", "3"]
     assert json.loads(command[command.index("--additional-config") + 1])["forespark"]["arm"] == "ar"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["arm=dspark", "serve.force_length=3"], "only the forespark drafter"),
+        (["arm=forespark", "arm.verify=full"], "want adaptive"),
+    ],
+)
+def test_combinations_that_cannot_be_served(run, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        artifacts.resolve(run(*overrides))
+
+
+@pytest.mark.parametrize("override", ["arm.draft=none", "arm.verify=none", "arm.drafter=dspark"])
+def test_arm_that_contradicts_itself(run, override):
+    with pytest.raises(ValueError, match=r"arm\.draft"):
+        run("arm=forespark", override)
+
+
+def test_calibration_of_another_k_is_refused_before_the_engine_starts(run):
+    key = {"target": "smollm2", "drafter": "dspark", "K": 7}
+    key["drafter_sha256"] = record.file_sha256(run.drafter / "model.safetensors")
+    content = {"schema": 1, "key": key, "pre": None}
+    content["post"] = {"theta": [1.0] * 7, "ece_before": [], "ece_after": [], "samples": []}
+    record.write_json(run.root / "calibration-dspark.json", content)
+    record.write_json(run.drafter / "config.json", {"block_size": 7})
+    config = run("arm=dspark", "drafter.num_speculative_tokens=5")
+    with pytest.raises(ValueError, match="K is 7"):
+        engine_arguments(config, artifacts.resolve(config))
+    config = run("arm=dspark")
+    settings = engine_arguments(config, artifacts.resolve(config))["additional_config"]
+    assert settings["forespark"]["theta"] == [1.0] * 7
