@@ -126,13 +126,14 @@ def test_answers_up_to_the_context_limit(folder):
 
 def test_cached_prompts_draft_as_fresh_ones(folder):
     """The same prompts twice with the prefix cache on: same answers, same acceptance."""
-    prompts = [[3 + (i + k) % 9 for k in range(40)] for i in range(4)]
+    prompts = [[3 + (i + k * k) % 9 for k in range(70)] for i in range(4)]
     requests = [{"prompt": t, "max_tokens": 24, "ignore_eos": True} for t in prompts * 2]
     length = ["serve.force_length=3", "serve.trace_detail=true"]
-    result = run_job(folder, "forespark", requests, *length, load=4, enable_prefix_caching=True)
+    cache = {"enable_prefix_caching": True, "block_size": 32}
+    result = run_job(folder, "forespark", requests, *length, load=4, **cache)
     assert result["answers"][:4] == result["answers"][4:]
     prefill = [row["prefill"] for row in result["steps"] if row["prefill"]]
-    assert sum(prefill) < 2 * 4 * 40, "the second round hit no cache"
+    assert sum(prefill) < 2 * 4 * 70, "the second round hit no cache"
     graded = [entry for row in result["steps"] for entry in row.get("requests", [])]
     rounds: list[list[tuple]] = [[], []]
     for entry in graded:
