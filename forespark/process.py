@@ -209,8 +209,10 @@ def cpu_environment(kv_cache_gib: int) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
     }
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    preload = os.environ.get("LD_PRELOAD", "")
-    if openmp.is_file() and str(openmp) not in preload:
+    loaded = os.environ.get("LD_PRELOAD", "").split(":")
+    if openmp.is_file() and str(openmp) not in loaded:
         # Without it torch and vLLM's kernels run two OpenMP pools that fight for the cores.
-        env["LD_PRELOAD"] = f"{openmp}:{preload}" if preload else str(openmp)
+        # A process that imported vLLM has GNU's there, and vLLM refuses both together.
+        others = [library for library in loaded if library and "libgomp" not in library]
+        env["LD_PRELOAD"] = ":".join([str(openmp), *others])
     return env

@@ -20,6 +20,8 @@ from typing import Any
 from forespark.config import Config
 from forespark.process import Child, NotReady, cpu_environment, log_tail, on_cpu, port_problem
 
+WATCH_SIGNAL = signal.SIGUSR1
+
 
 class ServerDied(OSError):
     """The server ended by itself; the message carries the end of its log."""
@@ -104,8 +106,24 @@ def _watch(server: Server, done: threading.Event) -> None:
     while not done.wait(1.0):
         if not server.process.alive():
             # Hundreds of requests would each retry against a dead server.
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), WATCH_SIGNAL)
             return
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let the watcher interrupt the main thread.
+
+    With a signal of its own: SIGINT is ignored in jobs that a shell started in the background.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(WATCH_SIGNAL, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(WATCH_SIGNAL, before)
 
 
 @contextmanager
@@ -120,8 +138,9 @@ def served(
     server, done = Server(url, Child(command, env=env, log=log), log), threading.Event()
     try:
         _wait(server, timeout_s)
-        threading.Thread(target=_watch, args=(server, done), daemon=True).start()
-        yield server
+        with _interruptible():
+            threading.Thread(target=_watch, args=(server, done), daemon=True).start()
+            yield server
     except (KeyboardInterrupt, SystemExit):
         server.check()  # the watcher's interrupt: say why instead
         raise

@@ -292,11 +292,13 @@ class ForeSparkSpeculator(DFlash2Speculator):
 
 def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
     """LATENCY_KEY fields that the running engine decides."""
-    key = {
-        "device": record.device_name(),
+    key: dict[str, Any] = {
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
         "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
     }
+    if vllm_config.device_config.device_type != "cpu":
+        # On a CPU the launcher knows the cores; a worker's threads are bound to one each.
+        key["device"] = record.device_name()
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     stated = (vllm_config.additional_config["forespark"]["latency_key"] or {}).get("dtype")
     return key if stated == "auto" else {**key, "dtype": dtype}
