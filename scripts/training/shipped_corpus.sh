@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Corpus of the shipped embedded drafters: this project's starter prompts, prompts that the
+# target writes itself, and the public prompts of ../shared/data (or SHARED_DATA), all answered
+# by the target. Benchmark prompts are left out. Resumes; about 40 minutes on two cores.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+data=${SHARED_DATA:-../shared/data}
+train=(ultrachat_eval.jsonl sharegpt_toolcall_glaive.jsonl oasst1_multiturn_en.jsonl
+    "gsm8k_test.jsonl#0:800" "math500.jsonl#0:300" "mbpp_sanitized_test.jsonl#0:150")
+held_out=(mt_bench.jsonl spec_bench.jsonl humaneval.jsonl sharegpt_multiturn_dpo_demo.jsonl
+    oasst_prompts_en.jsonl "gsm8k_test.jsonl#800:" "math500.jsonl#300:"
+    "mbpp_sanitized_test.jsonl#150:")
+sources=(--source starter)
+for name in "${train[@]}"; do sources+=(--source "file:$data/$name"); done
+exclude="starter:bench,starter:calibration"
+for name in "${held_out[@]}"; do exclude="$exclude,'file:$data/$name'"; done
+exec python data.py --target smollm2 "${sources[@]}" --source magpie "data.exclude=[$exclude]" "$@"
