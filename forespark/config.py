@@ -245,7 +245,6 @@ class CalibrateConfig:
 class CurvesConfig:
     """Latency profiling."""
 
-    draft_tokens: list[int] = field(default_factory=list)  # packed drafter tokens
     batch_sizes: list[int] = field(default_factory=list)
     verified_per_request: list[int] = field(default_factory=list)  # draft tokens
     steps_per_point: int = 30

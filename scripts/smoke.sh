@@ -39,7 +39,7 @@ once train $python train.py --target $target --drafter forespark --max-steps 4 r
 once calibrate $python calibrate.py --target $target --drafter forespark --limit 8 \
     run_dir=$scratch calibrate.max_tokens=24 calibrate.min_samples=10
 step "curves" $python curves.py --target $target curves.steps_per_point=8 \
-    "curves.batch_sizes=[1,8,16]" "curves.draft_tokens=[1,2,4,8,16,32,64]"
+    "curves.batch_sizes=[1,8,16]"
 step "decode benchmark" $python eval.py --target $target --bench decode --limit 16 \
     --arm ar,dflash2,dspark,forespark_nojs,forespark "bench.loads=[1,8]" bench.rounds=1 \
     bench.output_tokens=64 bench.min_answer_tokens=65

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -141,13 +140,3 @@ def serve_command(config: Config, artifacts: Artifacts, extra: list[str]) -> lis
         else:
             command += [flag, str(value)]
     return [*command, *config.target.serve_args, *extra]
-
-
-def plugin_is_installed() -> bool:
-    """True when the package is installed, so that vLLM finds our entry point."""
-    from importlib.metadata import entry_points
-
-    found = entry_points(group="vllm.general_plugins")
-    return any(entry.name == "forespark" for entry in found) and (
-        importlib.util.find_spec("vllm") is not None
-    )

@@ -61,7 +61,6 @@ class Planner:
         self.verify_rule = settings["verify"]
         self.price_other = bool(settings["price_other"])
         self.force_length: int | None = settings["force_length"]
-        self.force_verify: int | None = None
         self.prior = prior_scores(float(settings["prior_acceptance"]), K)
         self.scores = Mailbox(max_num_reqs, K, device)
         # Post-draft survival and length of the drafts waiting to be verified, by slot.
@@ -133,9 +132,7 @@ class Planner:
         began = time.perf_counter()
         present = int(limits.sum())
         self.counters.present = present
-        if self.force_verify is not None:
-            budget = int(np.minimum(limits, self.force_verify).sum())
-        elif self.verify_rule == "full" or self.force_length is not None or self.costs is None:
+        if self.verify_rule == "full" or self.force_length is not None or self.costs is None:
             budget = present
         elif present == 0:
             budget = 0
