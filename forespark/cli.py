@@ -21,6 +21,7 @@ over the flags. Nothing here imports torch or vllm, so ``--help`` takes about a 
 from __future__ import annotations
 
 import argparse
+import glob
 import importlib.util
 import os
 import re
@@ -161,8 +162,16 @@ def done(out: Path, next_command: str | None = None) -> None:
         print(f"next:   {next_command}")
 
 
-def plan(steps: Iterable[str], files: Iterable[Path] = ()) -> None:
+def _is_hub_name(name: str) -> bool:
+    """``owner/name`` with no local folder ``owner``: a model that the hub is asked for."""
+    owner, *rest = name.split("/")
+    return bool(owner) and len(rest) == 1 and not Path(owner).is_dir()
+
+
+def plan(steps: Iterable[str], files: Iterable[str | Path] = ()) -> None:
     """Answer ``--dry-run``: print what would run and check the files it needs.
+
+    A file may be a glob pattern, or the hub name of a model.
 
     Raises:
         ValueError: at least one needed file is missing; names each.
@@ -171,7 +180,10 @@ def plan(steps: Iterable[str], files: Iterable[Path] = ()) -> None:
         print(f"would run: {step}")
     missing = []
     for path in files:
-        exists = Path(path).exists()
+        if _is_hub_name(str(path)):
+            print(f"needs:     {path}  (from the hub)")
+            continue
+        exists = Path(path).exists() or bool(glob.glob(str(path)))
         print(f"needs:     {path}{'' if exists else '  (missing)'}")
         if not exists:
             missing.append(str(path))

@@ -159,3 +159,11 @@ def test_dry_run_names_what_is_missing(tmp_path: Path, capsys) -> None:
     with pytest.raises(ValueError, match="absent"):
         cli.plan(["step one"], [there, absent])
     assert "would run: step one" in capsys.readouterr().out
+
+
+def test_dry_run_takes_globs_and_hub_names(tmp_path: Path, capsys) -> None:
+    (tmp_path / "answers1.jsonl").write_text("{}")
+    cli.plan(["step one"], [str(tmp_path / "answers[0-9].jsonl"), "some-owner/some-model"])
+    assert "some-owner/some-model  (from the hub)" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="missing input"):
+        cli.plan(["step one"], ["models/no-such-model"])
