@@ -25,7 +25,9 @@ _NEEDED = ("arm", "load", "round", "throughput_tokens_per_s", "interactivity_tok
            "timed_tokens")  # fmt: skip
 
 
-def parse(description: str | None) -> tuple[Path, Path, str]:
+def parse(
+    description: str | None, folder: str = "bench/decode", files: str = RECORDS
+) -> tuple[Path, Path, str]:
     """Command line of every figure: (folder of records, output folder, target)."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -35,12 +37,12 @@ def parse(description: str | None) -> tuple[Path, Path, str]:
         "--records",
         type=Path,
         metavar="DIR",
-        help="folder of records.jsonl (default: runs/TARGET/bench/decode)",
+        help=f"folder of {files} (default: runs/TARGET/{folder})",
     )
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="folder of the figures (default: runs/TARGET/figures)")  # fmt: skip
     args = parser.parse_args()
-    records = args.records or Path("runs") / args.target / "bench" / "decode"
+    records = args.records or Path("runs") / args.target / folder
     return records, args.out or Path("runs") / args.target / "figures", args.target
 
 

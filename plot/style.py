@@ -61,8 +61,8 @@ def in_order(arms: Any) -> list[str]:
     return [arm for arm in ARMS if arm in found] + sorted(found - set(ARMS))
 
 
-def figure(width: float = COLUMN_IN, height: float = 2.6) -> tuple[Any, Any]:
-    """Figure and axes with this project's fonts and lines."""
+def figure(width: float = COLUMN_IN, height: float = 2.6, columns: int = 1) -> tuple[Any, Any]:
+    """Figure and axes (an array of them, for several columns) with this project's look."""
     plt.rcParams.update(
         {
             "font.size": 8,
@@ -79,7 +79,7 @@ def figure(width: float = COLUMN_IN, height: float = 2.6) -> tuple[Any, Any]:
             "pdf.fonttype": 42,  # editable text instead of outlines
         }
     )
-    return plt.subplots(figsize=(width, height), layout="constrained")
+    return plt.subplots(1, columns, figsize=(width, height), layout="constrained")
 
 
 def note(fig: Any, text: str) -> None:

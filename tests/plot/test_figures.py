@@ -147,3 +147,27 @@ def test_every_arm_looks_different():
 
     assert len({look.line for look in looks}) == 5  # greyscale: line style and marker carry it
     assert max(map(lightness, (look.color for look in looks))) < 190  # visible on white
+
+
+def test_learning_curves_of_every_drafter_found(tmp_path):
+    for name, fields in {"dspark": {}, "forespark": {"post_brier": 0.1}}.items():
+        (tmp_path / name).mkdir()
+        rows = [
+            {"step": step, "split": split, "accepted_length": 1 + step / 100, **fields}
+            for step in (50, 100)
+            for split in ("train", "validation")
+        ]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    out = tmp_path / "figures"
+    done = run("learning", "--records", tmp_path, "--out", out)
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader((out / "learning.csv").open()))
+    assert [(row["drafter"], row["step"]) for row in rows] == [
+        ("dspark", "50"), ("dspark", "100"), ("forespark", "50"), ("forespark", "100"),
+    ]  # fmt: skip
+    assert (out / "learning.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_no_training_records_give_an_empty_figure(tmp_path):
+    done = run("learning", "--records", tmp_path, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,82 @@
+"""Learning curves of the drafters: accepted length and estimator loss against steps.
+
+    python plot/learning.py --target smollm2
+    python plot/learning.py --records results/cpu/training --out results/cpu/figures
+
+Reads ``<drafter>/metrics.jsonl`` of every drafter in the folder of records; lines are
+held-out values over the whole vocabulary, thin dots single training steps where they are
+recorded. Writes learning.pdf, learning.png, learning.csv.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import results
+import style
+
+from forespark.record import read_jsonl, write_text
+
+# (column of metrics.jsonl, axis label)
+PANELS = (
+    ("accepted_length", "accepted length (tokens)"),
+    ("post_brier", "Brier score, post-draft estimate"),
+)
+
+
+def read(folder: Path) -> pd.DataFrame:
+    """One row per logged step of every drafter: drafter, step, split and the metrics."""
+    frames = []
+    for path in sorted(folder.glob("*/metrics.jsonl")):
+        frame = pd.DataFrame(read_jsonl(path))
+        if missing := {"step", "split"} - set(frame.columns):
+            raise ValueError(f"{path}: missing fields {sorted(missing)}")
+        frame.insert(0, "drafter", path.parent.name)
+        frames.append(frame)
+    return pd.concat(frames) if frames else pd.DataFrame(columns=["drafter", "step", "split"])
+
+
+def draw(frame: pd.DataFrame, target: str) -> Any:
+    """One panel per metric, one line per drafter."""
+    fig, panels = style.figure(width=style.PAGE_IN, height=2.6, columns=len(PANELS))
+    drafters = style.in_order(frame["drafter"])
+    for axes, (column, label) in zip(panels, PANELS, strict=True):
+        drawn = [name for name in drafters if _line(axes, frame, name, column)]
+        if drawn:
+            axes.set_xlabel("training step")
+            axes.set_ylabel(label)
+            axes.grid(True, linewidth=0.3, color="#dddddd")
+            axes.legend(frameon=False)
+        else:
+            style.empty(axes, f"no training records of {target} yet")
+    return fig
+
+
+def _line(axes: Any, frame: pd.DataFrame, drafter: str, column: str) -> bool:
+    """Draw one drafter; False when it has no such metric."""
+    rows = frame[(frame["drafter"] == drafter)]
+    if column not in rows or not rows[column].notna().any():
+        return False
+    look = style.look(drafter)
+    steps = rows[rows["split"] == "train"]
+    axes.plot(steps["step"], steps[column], ".", color=look.color, alpha=0.12, markersize=2)
+    held_out = rows[rows["split"] == "validation"].dropna(subset=[column])
+    axes.plot(held_out["step"], held_out[column], label=look.label, color=look.color,
+              marker=look.marker, linestyle=look.line, zorder=3)  # fmt: skip
+    return True
+
+
+def main() -> None:
+    folder, out, target = results.parse(__doc__, "train", "<drafter>/metrics.jsonl")
+    frame = read(folder)
+    paths = style.save(draw(frame, target), out, "learning")
+    kept = ["drafter", "step", "split", *(name for name, _ in PANELS)]
+    held_out = frame[frame["split"] == "validation"]
+    write_text(out / "learning.csv", held_out.reindex(columns=kept).to_csv(index=False))
+    print(*paths, out / "learning.csv", sep="\n")
+
+
+if __name__ == "__main__":
+    results.run(main)
