@@ -83,3 +83,17 @@ def test_named_arms_targets_and_settings_exist() -> None:
             assert name in config.names(group)
     for override in re.findall(r"`((?:\w+\.)\w+=[^`\s]+)`", text):
         config.load([override])
+
+
+def test_readme_quotes_its_tables_as_they_are() -> None:
+    check = [sys.executable, "scripts/readme_results.py", "--check"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("records", sorted(ROOT.glob("results/*/decode/records.jsonl")), ids=str)
+def test_tables_are_those_of_the_committed_records(records: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "plot/table.py", "--records", records.parent, "--out", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    made = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert made == (records.parent.parent / "figures/table.md").read_text(encoding="utf-8")
