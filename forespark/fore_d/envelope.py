@@ -110,6 +110,10 @@ def scores_from_logits(
     K: int,
     form: str = "triangle",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits to scores in one call: (g [R, K] float32, bad [R] bool)."""
+    """Logits to scores in one call: (g [R, K] float32, bad [R] bool); one kernel on a GPU."""
+    if z.is_cuda:
+        from forespark.fore_d.kernels import scores_kernel
+
+        return scores_kernel(z, scale, bias, K, form)
     S, bad = survival(z, scale, bias, K, form)
     return scores(rewards(S)), bad

@@ -61,6 +61,10 @@ def top_prefix(
     R, K = values.shape
     if R == 0 or K == 0:
         return torch.zeros(R, dtype=torch.int64, device=values.device)
+    if values.is_cuda:
+        from forespark.fore_d.kernels import top_prefix_kernel
+
+        return top_prefix_kernel(values, limits, torch.full((1,), total, device=values.device))
     ranked = values.float().nan_to_num(nan=0.0).clamp(min=0).cummin(dim=1).values
     inside = torch.arange(K, device=values.device) < limits[:, None]
     ranked = ranked.masked_fill(~inside, -1.0)

@@ -17,8 +17,8 @@ from torch import nn
 from forespark import record
 from forespark.fore_d.calibrated import Calibration
 from forespark.fore_d.costs import CostTables
-from forespark.fore_d.envelope import scores as envelope_scores
-from forespark.fore_d.survival import entries, last_row, rewards, survival
+from forespark.fore_d.envelope import scores_from_logits
+from forespark.fore_d.survival import entries, last_row
 from forespark.models.estimators import PostDraftEstimator, PreDraftEstimator, load_heads
 from forespark.serving.packed import Anchors, Blocks
 from forespark.serving.proposal import Proposal, Scored
@@ -107,8 +107,8 @@ class Estimators:
         feature = context * torch.rsqrt(context.pow(2).mean(-1, keepdim=True) + eps) * weight
         logits = self.pre(feature, embedding.float())
         read = last_row(logits, self.K) if self.form != self.pre.form else logits
-        curve, bad = survival(read, self.scale, self.bias, self.K, self.form)
-        return Scored(logits, envelope_scores(rewards(curve)), bad)
+        scores, bad = scores_from_logits(read, self.scale, self.bias, self.K, self.form)
+        return Scored(logits, scores, bad)
 
     def walk(
         self,
