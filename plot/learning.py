@@ -1,7 +1,7 @@
 """Learning curves of the drafters: accepted length and estimator loss against steps.
 
     python plot/learning.py --target smollm2
-    python plot/learning.py --records results/cpu/training --out results/cpu/figures
+    python plot/learning.py --records results/cpu/train --out results/cpu/figures
 
 Reads ``<drafter>/metrics.jsonl`` of every drafter in the folder of records; lines are
 held-out values over the whole vocabulary, thin dots single training steps where they are

@@ -1,7 +1,7 @@
 """Total throughput against user interactivity (paper, Figures 1 and 8).
 
     python plot/pareto.py --target smollm2
-    python plot/pareto.py --records results/cpu --out results/cpu/figures
+    python plot/pareto.py --records results/cpu/bench/decode --out results/cpu/figures
 
 One line per arm, one marker per load; the arrow marks the largest gain of ForeSpark over
 the strongest baseline at equal interactivity. Writes pareto.pdf, pareto.png, pareto.csv.

@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Every figure and table of one target from its records.
-#   scripts/figures.sh [target] [records folder] [output folder]
+# Every figure and table from the records of one folder, which is laid out like runs/TARGET.
+#   scripts/figures.sh [folder] [target]        (default: runs/TARGET smollm2)
+#   scripts/figures.sh results/cpu              the committed records
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-target="${1:-smollm2}"
-records="${2:-runs/$target/bench/decode}"
-out="${3:-runs/$target/figures}"
+target="${2:-smollm2}"
+folder="${1:-runs/$target}"
 python=python3
 [ -x .venv/bin/python ] && python=.venv/bin/python
 
-"$python" -m forespark.bench.compare "$records"
-for figure in pareto breakdown table; do
-  "$python" "plot/$figure.py" --target "$target" --records "$records" --out "$out"
-done
+records="$folder/bench/decode"
+[ ! -e "$records/records.jsonl" ] || "$python" -m forespark.bench.compare "$records"
+draw() { # figure, folder of its records
+  "$python" "plot/$1.py" --target "$target" --records "$2" --out "$folder/figures"
+}
+for figure in pareto breakdown table; do draw "$figure" "$records"; done
+draw learning "$folder/train"
