@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Set up, lint, type-check, test.  Arguments go to pytest:  scripts/test.sh tests/fore_d
 #
-#   FAST=1   leave out the tests that start a vLLM engine
+#   FAST=1      leave out the tests that start a vLLM engine
+#   WORKERS=1   one process instead of one per core, of which there are at most two
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./setup.sh
@@ -9,4 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 .venv/bin/mypy
 markers=()
 [[ "${FAST:-0}" != 1 ]] || markers=(-m "not engine")
-.venv/bin/python -m pytest "${markers[@]}" "$@"
+workers=${WORKERS:-$(($(nproc) < 2 ? 1 : 2))}
+parallel=()
+((workers <= 1)) || parallel=(-n "$workers" --dist loadfile)
+.venv/bin/python -m pytest "${parallel[@]}" "${markers[@]}" "$@"

@@ -13,10 +13,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # A parallel worker and the engines it starts keep to one core: two OpenMP teams that
+    # share cores wait for each other at every barrier.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{min(os.cpu_count() or 1, 2) - 1}")
+    own = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2])
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", own)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
