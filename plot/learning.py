@@ -5,7 +5,7 @@
 
 Reads ``<drafter>/metrics.jsonl`` of every drafter in the folder of records; lines are
 held-out values over the whole vocabulary, thin dots single training steps where they are
-recorded. Writes learning.pdf, learning.png, learning.csv.
+recorded. Writes learning.pdf, learning.png, learning.csv and the last values as learning.md.
 """
 
 from __future__ import annotations
@@ -68,6 +68,25 @@ def _line(axes: Any, frame: pd.DataFrame, drafter: str, column: str) -> bool:
     return True
 
 
+def render(frame: pd.DataFrame) -> str:
+    """Markdown table of every drafter's last held-out values; "n/a" where there is none."""
+    lines = ["| drafter | steps | hours | accepted length, held out | Brier score, post-draft |",
+             "|---|---:|---:|---:|---:|"]  # fmt: skip
+    held_out = frame[frame["split"] == "validation"]
+    for name in style.in_order(held_out["drafter"]):
+        last = held_out[held_out["drafter"] == name].sort_values("step").iloc[-1]
+        cells = [
+            "n/a" if pd.isna(last.get(column)) else f"{last[column] / unit:{form}}"
+            for column, unit, form in (
+                ("elapsed_s", 3600, ".1f"),
+                ("accepted_length", 1, ".2f"),
+                ("post_brier", 1, ".3f"),
+            )
+        ]
+        lines.append(f"| {' | '.join([style.look(name).label, str(last['step']), *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     folder, out, target = results.parse(__doc__, "train", "<drafter>/metrics.jsonl")
     frame = read(folder)
@@ -75,7 +94,8 @@ def main() -> None:
     kept = ["drafter", "step", "split", *(name for name, _ in PANELS)]
     held_out = frame[frame["split"] == "validation"]
     write_text(out / "learning.csv", held_out.reindex(columns=kept).to_csv(index=False))
-    print(*paths, out / "learning.csv", sep="\n")
+    write_text(out / "learning.md", render(frame))
+    print(*paths, out / "learning.csv", out / "learning.md", sep="\n")
 
 
 if __name__ == "__main__":

@@ -166,6 +166,7 @@ def test_learning_curves_of_every_drafter_found(tmp_path):
         ("dspark", "50"), ("dspark", "100"), ("forespark", "50"), ("forespark", "100"),
     ]  # fmt: skip
     assert (out / "learning.png").read_bytes()[1:4] == b"PNG"
+    assert "| ForeSpark | 100 | n/a | 2.00 | 0.100 |" in (out / "learning.md").read_text()
 
 
 def test_no_training_records_give_an_empty_figure(tmp_path):
