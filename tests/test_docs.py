@@ -14,6 +14,7 @@ from forespark import config
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+WALKTHROUGH = ROOT / "docs" / "walkthrough.md"
 # Made by running something, so absent from a fresh clone.
 GENERATED = ("runs/", ".venv", "models/smollm2")
 CODE = re.compile(r"```bash\n(.*?)```|`([^`\n]+)`", re.DOTALL)
@@ -91,9 +92,22 @@ def test_readme_quotes_its_tables_as_they_are() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("records", sorted(ROOT.glob("results/*/bench/decode/records.jsonl")), ids=str)
+@pytest.mark.parametrize(
+    "records", sorted(ROOT.glob("results/*/bench/decode/records.jsonl")), ids=str
+)
 def test_tables_are_those_of_the_committed_records(records: Path, tmp_path: Path) -> None:
     command = [sys.executable, "plot/table.py", "--records", records.parent, "--out", tmp_path]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     made = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert made == (records.parents[2] / "figures/table.md").read_text(encoding="utf-8")
+
+
+def test_walkthrough_names_what_exists() -> None:
+    text = WALKTHROUGH.read_text(encoding="utf-8")
+    names = re.findall(r"`([\w./]+\.py)::(\w+)`", text)
+    assert len(names) > 25, "the pattern no longer finds the names"
+    for path, name in names:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^\s*(def|class) {name}\b", source, re.MULTILINE), f"{path}::{name}"
+    for path in re.findall(r"`([\w./]+\.py)`", text):
+        assert (ROOT / path).exists(), path
