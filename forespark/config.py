@@ -28,6 +28,18 @@ def _require(ok: bool, what: str, got: Any, want: str) -> None:
         raise ValueError(f"{what}: got {got!r}, want {want}")
 
 
+def _require_least(section: str, settings: Any, least: int, *keys: str) -> None:
+    for key in keys:
+        value = getattr(settings, key)
+        _require(value >= least, f"{section}.{key}", value, f">= {least}")
+
+
+def _require_positive(section: str, settings: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(settings, key)
+        _require(value > 0, f"{section}.{key}", value, "> 0")
+
+
 def _require_limit(section: str, limit: int | None) -> None:
     _require(limit is None or limit >= 1, f"{section}.limit (--limit)", limit, ">= 1 or unset")
 
@@ -56,7 +68,8 @@ class TargetConfig:
     serve_args: list[str] = field(default_factory=list)  # passed to ``vllm serve``
 
     def __post_init__(self) -> None:
-        _require(self.max_num_seqs >= 1, "target.max_num_seqs", self.max_num_seqs, ">= 1")
+        counts = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
+        _require_least("target", self, 1, *counts)
         _require(self.max_model_len >= 16, "target.max_model_len", self.max_model_len, ">= 16")
 
 
@@ -141,6 +154,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         _require_limit("data", self.limit)
         _require(bool(self.sources), "data.sources", self.sources, "at least one source")
+        _require_least("data", self, 1, "max_tokens", "max_prompt_tokens", "concurrency")
+        _require_least("data", self, 0, "magpie_rows", "magpie_temperature", "temperature")
+        _require(0.0 < self.top_p <= 1.0, "data.top_p", self.top_p, "in (0, 1]")
 
 
 @dataclass
@@ -190,6 +206,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require_limit("train", self.limit)
+        _require_least("train", self, 1, "epochs", "total_seq_len", "max_anchors")
+        _require_least("train", self, 1, "validate_every", "checkpoint_every")
+        _require_positive("train", self, "lr", "dspark_lr", "muon_lr")
         _require(
             self.max_steps is None or self.max_steps >= 1,
             "train.max_steps (--max-steps)",
@@ -239,6 +258,13 @@ class CalibrateConfig:
 
     def __post_init__(self) -> None:
         _require_limit("calibrate", self.limit)
+        _require_least("calibrate", self, 1, "max_tokens", "post_load", "bins", "theta_grid")
+        _require(
+            bool(self.pre_loads) and all(load >= 1 for load in self.pre_loads),
+            "calibrate.pre_loads",
+            self.pre_loads,
+            "at least one number of requests, all >= 1",
+        )
 
 
 @dataclass
@@ -253,6 +279,13 @@ class CurvesConfig:
 
     def __post_init__(self) -> None:
         _require_limit("curves", self.limit)
+        _require_least("curves", self, 1, "steps_per_point", "context_len")
+        _require(
+            all(size >= 1 for size in self.batch_sizes),
+            "curves.batch_sizes",
+            self.batch_sizes,
+            "requests, all >= 1",
+        )
 
 
 @dataclass
@@ -262,6 +295,10 @@ class ScheduleConfig:
     price_other: bool = True  # False: the literal denominator of Eq. (4)
     # Survival of draft positions 1..K used before any estimate exists.
     prior_acceptance: float = 0.6
+
+    def __post_init__(self) -> None:
+        prior = self.prior_acceptance
+        _require(0.0 < prior < 1.0, "schedule.prior_acceptance", prior, "between 0 and 1")
 
 
 @dataclass
@@ -279,6 +316,10 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         _require(self.split in ("device", "host"), "serve.split", self.split, "device or host")
+        _require(1 <= self.port <= 65535, "serve.port (--port)", self.port, "1..65535")
+        _require_positive("serve", self, "ready_timeout_s")
+        barrier = self.barrier
+        _require(barrier is None or barrier >= 0, "serve.barrier", barrier, ">= 0 or unset")
 
 
 @dataclass
@@ -306,8 +347,17 @@ class BenchConfig:
         _require(
             all(load >= 1 for load in self.loads), "bench.loads", self.loads, "requests, all >= 1"
         )
-        for name in ("output_tokens", "rounds", "batches_per_point"):
-            _require(getattr(self, name) >= 1, f"bench.{name}", getattr(self, name), ">= 1")
+        _require_least("bench", self, 1, "output_tokens", "rounds", "batches_per_point")
+        _require_least("bench", self, 1, "max_prompt_tokens")
+        _require_least("bench", self, 0, "warmup_tokens", "temperature", "requests_per_point")
+        _require_positive("bench", self, "request_timeout_s")
+        known = names("arm")
+        _require(
+            len(set(self.arms)) == len(self.arms) and set(self.arms) <= set(known),
+            "bench.arms (--arm)",
+            self.arms,
+            f"each at most once, out of {', '.join(known)}",
+        )
 
 
 @dataclass
@@ -329,6 +379,50 @@ class Config:
 def names(group: str) -> list[str]:
     """Names of the YAML files of one config group, sorted."""
     return sorted(p.stem for p in (CONFIG_DIR / group).glob("*.yaml"))
+
+
+def local_path(name: str) -> bool:
+    """True when a model's name is a folder's, never a hub's, whether or not it exists."""
+    first = Path(name).parts[:1]
+    return (
+        Path(name).is_absolute()
+        or first in ((), ("models",), ("runs",), ("..",))
+        or (name.startswith("./") or Path(name).is_dir())
+    )
+
+
+def require_model(model: str) -> None:
+    """Refuse the name of a folder that does not exist, before a hub is asked for it.
+
+    Raises:
+        ValueError: says how to make the folder, or which setting to correct.
+    """
+    if local_path(model) and not Path(model).is_dir():
+        embedded = Path(model).parts[-2:] == ("models", "smollm2")
+        advice = "run ./setup.sh" if embedded else "correct target.model"
+        raise ValueError(f"{model}: no such directory; {advice}")
+
+
+def check_stage(config: Config, stage: str) -> None:
+    """Check what a stage needs of several sections together.
+
+    Other stages may shrink ``target`` without touching the sizes of this one.
+
+    Raises:
+        ValueError: a load, batch or context that the target's engine cannot hold.
+    """
+    target, curves = config.target, config.curves
+    sizes = {"eval": ("bench.loads", config.bench.loads)}
+    sizes["curves"] = ("curves.batch_sizes", curves.batch_sizes)
+    if stage in sizes:
+        key, values = sizes[stage]
+        most = target.max_num_seqs
+        want = f"at least one, none above target.max_num_seqs, which is {most}"
+        _require(bool(values) and max(values) <= most, key, values, want)
+    if stage == "curves":
+        want = f"less than target.max_model_len, which is {target.max_model_len}"
+        fits = curves.context_len < target.max_model_len
+        _require(fits, "curves.context_len", curves.context_len, want)
 
 
 def load(overrides: list[str]) -> Config:
@@ -356,12 +450,49 @@ def load(overrides: list[str]) -> Config:
             tree = compose("config", overrides=overrides)
         return typed(tree)
     except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error
-        raise ValueError(f"bad configuration: {str(cause).splitlines()[0]}") from error
+        raise ValueError(f"bad configuration: {_reason(error)}") from error
+
+
+def _keys(section: str) -> list[str]:
+    """Keys of one section; those of the whole configuration for the empty name."""
+    kinds = {f.name: f.default_factory for f in fields(Config)}
+    return [f.name for f in fields(kinds[section] if section else Config)]  # type: ignore[arg-type]
+
+
+def _unknown_key(key: str) -> str:
+    section = key.rpartition(".")[0]
+    return f"unknown key {key}: want one of {', '.join(_keys(section))}"
+
+
+def _reason(error: Exception) -> str:
+    """One line with the full key, of an error of hydra or OmegaConf."""
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+    cause = error.__cause__ or error
+    key = getattr(cause, "full_key", None) or getattr(cause, "override", None) or ""
+    known = [*section_names(), ""]
+    unknown = isinstance(cause, (ConfigAttributeError, ConfigKeyError))
+    if unknown and key and str(key).rpartition(".")[0] in known:
+        return _unknown_key(str(key))
+    text = str(cause).splitlines()[0]
+    return text if not key or str(key) in text else f"{key}: {text}"
+
+
+def _refuse_added_keys(tree: DictConfig) -> None:
+    """``+key=value`` writes any key into the tree, and the dataclasses would carry it along."""
+    for section in tree:
+        if section not in _keys(""):
+            raise ValueError(_unknown_key(str(section)))
+        if section in ("run_dir", "seed"):
+            continue
+        for key in tree[section]:
+            if key not in _keys(str(section)):
+                raise ValueError(_unknown_key(f"{section}.{key}"))
 
 
 def typed(tree: DictConfig) -> Config:
     """Turn a composed tree into dataclasses; ``__post_init__`` checks the limits."""
+    _refuse_added_keys(tree)
     config = OmegaConf.to_object(tree)
     assert isinstance(config, Config)
     return config
@@ -383,7 +514,7 @@ def reload(path: Path) -> Config:
     try:
         return typed(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
-        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{path}: {_reason(error)}") from error
 
 
 def section_names() -> list[str]:

@@ -62,6 +62,32 @@ def test_research_targets_hold_the_values_of_table_1(target: str) -> None:
         ("drafter.num_speculative_tokens=0", "num_speculative_tokens"),
         ("arm.draft=sometimes", "arm.draft"),
         ("serve.split=both", "serve.split"),
+        ("serve.port=99999", "serve.port (--port): got 99999, want 1..65535"),
+        ("serve.port=0", "serve.port"),
+        ("serve.ready_timeout_s=0", "serve.ready_timeout_s"),
+        ("serve.barrier=-1", "serve.barrier"),
+        ("bench.arms=[ar,nope]", "bench.arms"),
+        ("bench.arms=[ar,ar]", "each at most once"),
+        ("bench.warmup_tokens=-1", "bench.warmup_tokens"),
+        ("bench.max_prompt_tokens=0", "bench.max_prompt_tokens"),
+        ("bench.temperature=-1", "bench.temperature"),
+        ("data.concurrency=0", "data.concurrency"),
+        ("data.temperature=-0.1", "data.temperature"),
+        ("data.max_tokens=0", "data.max_tokens: got 0, want >= 1"),
+        ("train.lr=0", "train.lr"),
+        ("train.muon_lr=-1", "train.muon_lr"),
+        ("train.epochs=0", "train.epochs"),
+        ("curves.steps_per_point=0", "curves.steps_per_point"),
+        ("curves.batch_sizes=[0]", "curves.batch_sizes"),
+        ("calibrate.bins=0", "calibrate.bins"),
+        ("calibrate.pre_loads=[]", "calibrate.pre_loads"),
+        ("schedule.prior_acceptance=1", "schedule.prior_acceptance"),
+        ("target.tensor_parallel_size=0", "target.tensor_parallel_size"),
+        ("+bench.nope=1", "unknown key bench.nope: want one of arms, loads"),
+        ("+nope=1", "unknown key nope: want one of target, arm"),
+        ("bench.nope=1", "unknown key bench.nope: want one of arms, loads"),
+        ("train.lr=fast", "train.lr: Value 'fast'"),
+        ("train.lr=[1", "train.lr=[1: "),
     ],
 )
 def test_bad_settings_are_refused_with_a_reason(override: str, words: str) -> None:
@@ -75,3 +101,41 @@ def test_reload_refuses_unknown_keys(tmp_path: Path) -> None:
     path.write_text(config.dump(config.load([])) + "surprise: 1\n")
     with pytest.raises(ValueError, match="surprise"):
         config.reload(path)
+
+
+@pytest.mark.parametrize(
+    ("stage", "override", "words"),
+    [
+        ("eval", "bench.loads=[1,65]", r"bench\.loads: .*target\.max_num_seqs, which is 64"),
+        ("curves", "curves.batch_sizes=[65]", r"curves\.batch_sizes"),
+        ("curves", "curves.batch_sizes=[]", r"curves\.batch_sizes"),
+        ("curves", "curves.context_len=2048", r"curves\.context_len: .* which is 2048"),
+    ],
+)
+def test_sizes_that_the_target_cannot_hold(stage: str, override: str, words: str) -> None:
+    loaded = config.load([override])
+    config.check_stage(loaded, "data")  # which does not read them
+    with pytest.raises(ValueError, match=words):
+        config.check_stage(loaded, stage)
+
+
+def test_every_target_holds_its_own_sizes() -> None:
+    for target in config.names("target"):
+        for stage in ("eval", "curves"):
+            config.check_stage(config.load([f"target={target}"]), stage)
+
+
+def test_local_names_are_never_asked_of_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("models/smollm2", "runs/x/y", "./a", "../a", "/a/b"):
+        assert config.local_path(name)
+        with pytest.raises(ValueError, match="no such directory"):
+            config.require_model(name)
+    with pytest.raises(ValueError, match=r"^models/smollm2: no such directory; run \./setup\.sh$"):
+        config.require_model("models/smollm2")
+    assert not config.local_path("owner/model")
+    config.require_model("owner/model")
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    assert config.local_path("owner/model")
