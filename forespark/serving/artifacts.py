@@ -1,6 +1,6 @@
 """Where an arm's files are, and whether they belong together.
 
-Checked before an engine starts, without importing torch or vllm: a missing or foreign
+Checked before an engine starts, without importing vllm: a missing, foreign or damaged
 file costs seconds, and the message names the command that makes it.
 """
 
@@ -111,9 +111,10 @@ def check_safetensors(path: Path) -> None:
             raise ValueError(f"{path}: corrupt checkpoint (no safetensors header); copy it again")
         try:
             header: dict[str, Any] = json.loads(source.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError):
+            ends = [int(entry["data_offsets"][1]) for key, entry in header.items()
+                    if key != "__metadata__"]  # fmt: skip
+        except (ValueError, TypeError, AttributeError, KeyError, IndexError):
             raise ValueError(f"{path}: corrupt checkpoint (unreadable header)") from None
-    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
     if max(ends, default=0) + 8 + length != size:
         raise ValueError(
             f"{path}: truncated checkpoint: {size} bytes, header wants "
@@ -123,7 +124,7 @@ def check_safetensors(path: Path) -> None:
 
 def _check_drafter(config: Config, drafter: Path, name: str) -> None:
     check_safetensors(drafter / "model.safetensors")
-    settings = record.read_json(drafter / "config.json")
+    settings = _read_object(drafter / "config.json")
     block = settings.get("block_size")
     if isinstance(block, int):
         # DFlash 2's block holds the anchor too, DSpark's does not.
@@ -135,19 +136,12 @@ def _check_drafter(config: Config, drafter: Path, name: str) -> None:
             )
     heads = drafter / HEADS / "heads.json"
     if name == "forespark" and heads.is_file():
-        made_for = record.read_json(heads).get("target")
+        made_for = _read_object(heads).get("target")
         if made_for != config.target.name:
             raise ValueError(
                 f"{drafter} was trained for target {made_for!r}, not {config.target.name!r}: "
                 f"run `python train.py --target {config.target.name} --drafter {name}`"
             )
-
-
-def _first(places: list[Path], what: str, command: str) -> Path:
-    for place in places:
-        if place.is_file():
-            return place
-    raise ValueError(f"no {what} in {' or '.join(str(p) for p in places)}: run `{command}`")
 
 
 def calibration_name(drafter: str) -> str:
@@ -159,14 +153,51 @@ def _calibration(config: Config, drafter: Path, digest: str, name: str) -> Path:
     """This run's calibration when it is for this drafter, else the one beside it."""
     own = Path(config.run_dir) / calibration_name(name)
     if own.is_file():
-        key = record.read_json(own).get("key", {})
-        if key.get("drafter_sha256") == digest:
+        key = _read_object(own).get("key")
+        if isinstance(key, dict) and key.get("drafter_sha256") == digest:
             return own
-    return _first(
-        [drafter / HEADS / "calibration.json"],
-        f"calibration of {drafter}",
-        f"python calibrate.py --target {config.target.name} --drafter {name}",
+    shipped = drafter / HEADS / "calibration.json"
+    if shipped.is_file():
+        return shipped
+    foreign = f" ({own} belongs to another drafter)" if own.is_file() else ""
+    raise ValueError(
+        f"no calibration of {drafter} in {own}{foreign} or {shipped}: run "
+        f"`python calibrate.py --target {config.target.name} --drafter {name}`"
     )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    found = record.read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: got a JSON {type(found).__name__}, want an object; "
+                         "the file is damaged, make or copy it again")  # fmt: skip
+    return found
+
+
+def _check_calibration(config: Config, path: Path, digest: str, name: str) -> None:
+    from forespark.fore_d.calibrated import Calibration
+
+    Calibration.from_record(_read_object(path), calibration_key(config, name, digest), str(path))
+
+
+def _check_latency(config: Config, path: Path, digest: str) -> None:
+    from forespark.fore_d.costs import CostTables
+
+    CostTables.from_record(_read_object(path), latency_key(config, digest), str(path))
+
+
+def _heads(config: Config, drafter: Path, digest: str) -> Path:
+    """Folder of the estimators that were trained with exactly these weights."""
+    folder = drafter / HEADS
+    command = f"`python train.py --target {config.target.name}`"
+    for name in ("heads.safetensors", "heads.json"):
+        if not (folder / name).is_file():
+            raise ValueError(f"no estimator heads of {drafter} in {folder / name}: run {command}")
+    check_safetensors(folder / "heads.safetensors")
+    if _read_object(folder / "heads.json").get("drafter_sha256") != digest:
+        raise ValueError(f"{folder}: estimator heads of other weights than {drafter} holds; "
+                         f"copy the folder as a whole, or run {command}")  # fmt: skip
+    return folder
 
 
 def resolve(config: Config, *, tables: bool = True, calibration: bool = True) -> Artifacts:
@@ -187,33 +218,30 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
     drafter = drafter_dir(config, arm.drafter)
     _check_drafter(config, drafter, arm.drafter)
     digest = drafter_sha256(drafter)
-    forced = config.serve.force_length is not None
+    length, K = config.serve.force_length, config.drafter.num_speculative_tokens
+    forced = length is not None
     if forced and arm.drafter != "forespark":
         raise ValueError(
             "serve.force_length: only the forespark drafter drafts other lengths than K"
         )
+    if length is not None and length > K:
+        raise ValueError(f"serve.force_length: got {length}, want at most K={K}")
     if arm.draft == "planned" and arm.verify == "full" and not forced:
         raise ValueError("arm.verify: got full with planned drafts, want adaptive")
     if arm.draft == "full" and arm.verify == "full" and not forced:
         return Artifacts(drafter=drafter, drafter_sha256=digest)
     fitted = _calibration(config, drafter, digest, arm.drafter) if calibration else None
+    if fitted is not None:
+        _check_calibration(config, fitted, digest, arm.drafter)
     if arm.drafter == "dspark":
         return Artifacts(drafter=drafter, drafter_sha256=digest, calibration=fitted)
-    heads = _first(
-        [drafter / HEADS / "heads.safetensors"],
-        f"estimator heads of {drafter}",
-        f"python train.py --target {config.target.name}",
-    ).parent
-    return Artifacts(
-        drafter=drafter,
-        drafter_sha256=digest,
-        heads=heads,
-        calibration=fitted,
-        latency=_first(
-            [Path(config.run_dir) / "latency.json"],
-            "latency tables",
-            f"python curves.py --target {config.target.name}",
-        )
-        if tables
-        else None,
-    )
+    heads = _heads(config, drafter, digest)
+    latency = Path(config.run_dir) / "latency.json" if tables else None
+    if latency is not None:
+        if not latency.is_file():
+            raise ValueError(
+                f"no latency tables in {latency}: run `python curves.py --target "
+                f"{config.target.name}`"
+            )
+        _check_latency(config, latency, digest)
+    return Artifacts(drafter, digest, heads, fitted, latency)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,18 @@ def expand(sources: Sequence[Path]) -> list[Path]:
     return found
 
 
+def _read_folder(source: Path) -> Iterator[CorpusRow]:
+    from datasets import load_from_disk
+
+    try:
+        corpus = load_from_disk(str(source))
+    except (FileNotFoundError, ValueError):
+        raise ValueError(
+            f"{source}: holds no finished corpus; build it with `python data.py`"
+        ) from None
+    return (_row(raw, str(source)) for raw in corpus)
+
+
 def read_rows(sources: Sequence[Path], limit: int | None = None) -> list[CorpusRow]:
     """Rows of all sources in order, the first of each id, rows without labels left out.
 
@@ -79,11 +91,7 @@ def read_rows(sources: Sequence[Path], limit: int | None = None) -> list[CorpusR
     found: dict[str, CorpusRow] = {}
     for source in expand(sources):
         if source.is_dir():
-            from datasets import load_from_disk
-
-            rows: Iterable[CorpusRow] = (
-                _row(raw, str(source)) for raw in load_from_disk(str(source))
-            )
+            rows: Iterable[CorpusRow] = _read_folder(source)
         elif source.exists():
             rows = _read_jsonl(source)
         else:

@@ -13,6 +13,7 @@ import torch
 
 from forespark.config import Config
 from forespark.training.loop import Trainer, drafter_of, log_writer, state_cache
+from forespark.training.rows import read_rows
 
 
 def corpus_sources(config: Config) -> list[Path]:
@@ -82,6 +83,7 @@ def run(config: Config, name: str, out: Path | None = None, endpoint: str | None
     """
     prepare_cpu()
     run_dir = Path(config.run_dir)
+    read_rows(corpus_sources(config))  # a bad corpus costs no server start
     out = Path(out) if out is not None else run_dir / "drafters" / name
     folder = (
         run_dir / "train" / name if out == run_dir / "drafters" / name else Path(f"{out}.train")

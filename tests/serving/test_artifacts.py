@@ -16,6 +16,26 @@ def write_safetensors(path, size=8):
     path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * size)
 
 
+def calibration(digest, K=7):
+    key = {"target": "smollm2", "drafter": "forespark", "drafter_sha256": digest, "K": K}
+    rows = [[1.0] * d for d in range(1, K + 1)]
+    curve = [0.1] * K
+    pre = {"form": "triangle", "scale": rows, "bias": rows, "samples": rows, "kept": rows,
+           "ece_before": curve, "ece_after": curve}  # fmt: skip
+    post = {"theta": [1.0] * K, "ece_before": curve, "ece_after": curve, "samples": [1] * K}
+    return {"schema": 1, "key": key, "post": post, "pre": pre}
+
+
+def latency(key):
+    return {
+        "schema": 1,
+        "key": key,
+        "draft": {"tokens": [1, 8], "ms": [1.0, 2.0]},
+        "verify": {"batch": [1, 4], "per_request": [0, 7], "ms": [[5.0, 6.0], [7.0, 9.0]]},
+        "other": {"batch": [1, 4], "ms": [1.0, 1.0]},
+    }
+
+
 @pytest.fixture
 def run(tmp_path):
     """A run folder with a complete, tiny ForeSpark drafter; returns a config maker."""
@@ -25,11 +45,10 @@ def run(tmp_path):
     write_safetensors(drafter / "model.safetensors")
     record.write_json(drafter / "config.json", {"block_size": 8})
     digest = record.file_sha256(drafter / "model.safetensors")
-    record.write_json(drafter / "forespark" / "heads.json", {"target": "smollm2"})
+    heads = {"target": "smollm2", "drafter_sha256": digest}
+    record.write_json(drafter / "forespark" / "heads.json", heads)
     write_safetensors(drafter / "forespark" / "heads.safetensors")
-    key = {"target": "smollm2", "drafter": "forespark", "drafter_sha256": digest, "K": 7}
-    record.write_json(tmp_path / "calibration.json", {"key": key})
-    record.write_json(tmp_path / "latency.json", {})
+    record.write_json(tmp_path / "calibration.json", calibration(digest))
 
     def make(*overrides):
         return configuration.load(
@@ -42,6 +61,8 @@ def run(tmp_path):
             ]
         )
 
+    key = artifacts.latency_key(make("arm=forespark"))
+    record.write_json(tmp_path / "latency.json", latency(key))
     make.root, make.drafter = tmp_path, drafter
     return make
 
@@ -156,3 +177,41 @@ def test_calibration_of_another_k_is_refused_before_the_engine_starts(run):
     config = run("arm=dspark")
     settings = engine_arguments(config, artifacts.resolve(config))["additional_config"]
     assert settings["forespark"]["theta"] == [1.0] * 7
+
+
+@pytest.mark.parametrize("name", ["calibration.json", "latency.json", "drafter/config.json",
+                                  "drafter/forespark/heads.json"])  # fmt: skip
+@pytest.mark.parametrize("content", ["[]", "3", '{"key": []}', "{}"])
+def test_damaged_json_is_refused_in_one_line(run, name, content):
+    if name == "drafter/config.json" and content.startswith("{"):
+        return  # a checkpoint of unknown block size is vLLM's to judge
+    (run.root / name).write_text(content)
+    with pytest.raises(ValueError, match=r"damaged|run `|another|trained for|schema"):
+        artifacts.resolve(run("arm=forespark"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "forespark/heads.safetensors"])
+@pytest.mark.parametrize("header", [b"[]", b'{"w": {}}', b'{"w": 3}', b"\xff", b""])
+def test_damaged_checkpoint_header(run, name, header):
+    (run.drafter / name).write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ValueError, match="corrupt checkpoint"):
+        artifacts.resolve(run("arm=forespark"))
+
+
+def test_heads_of_other_weights(run):
+    heads = {"target": "smollm2", "drafter_sha256": "0" * 64}
+    record.write_json(run.drafter / "forespark" / "heads.json", heads)
+    with pytest.raises(ValueError, match="other weights"):
+        artifacts.resolve(run("arm=forespark"))
+
+
+def test_tables_of_another_machine(run):
+    key = {**artifacts.latency_key(run("arm=forespark")), "device": "abacus"}
+    record.write_json(run.root / "latency.json", latency(key))
+    with pytest.raises(ValueError, match="abacus"):
+        artifacts.resolve(run("arm=forespark"))
+
+
+def test_forced_length_above_k(run):
+    with pytest.raises(ValueError, match="at most K=7"):
+        artifacts.resolve(run("arm=forespark", "serve.force_length=99"))
