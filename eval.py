@@ -9,38 +9,51 @@ already runs (with the barrier scheduler) is measured instead. Run again, finish
 are skipped.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from forespark import cli
+
+
+def check_arms(config: Any, names: list[str]) -> None:
+    """Find every file the arms need before the first server starts; ValueError names all."""
+    from forespark.config import load
+    from forespark.serving.artifacts import resolve
+
+    problems = []
+    for name in names:
+        arm = load([f"target={config.target.name}", f"arm={name}"]).arm
+        adaptive = arm.verify == "adaptive"
+        try:
+            resolve(replace(config, arm=arm), tables=adaptive, calibration=adaptive)
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise ValueError("; ".join(problems))
 
 
 def main() -> None:
     flags = ("target", "bench", "arm", "limit", "endpoint", "out", "dry-run")
     args, config = cli.stage("eval", __doc__, *flags)
     out = args.out or Path(config.run_dir) / "bench" / args.bench
-    from forespark.bench import plan
+    from forespark.bench import compare, decode, plan
 
-    loads = plan.loads(config.bench)
+    after = f"at loads {plan.loads(config.bench)}, {config.bench.rounds} rounds"
     if args.dry_run:
-        rounds = config.bench.rounds
-        cli.plan(
-            [
-                f"{args.bench} of {arm} at loads {loads}, {rounds} rounds"
-                for arm in config.bench.arms
-            ]
-        )
+        cli.plan(f"{args.bench} of {arm} {after}" for arm in config.bench.arms)
+        check_arms(config, [] if args.endpoint else config.bench.arms)
         return
-    from forespark.bench.compare import summarize_folder
-    from forespark.bench.decode import DecodeBenchmark
-
-    benchmark = DecodeBenchmark(config, out, args.endpoint)
+    benchmark = decode.DecodeBenchmark(config, out, args.endpoint)
+    check_arms(config, [] if args.endpoint else benchmark.unfinished())
     cli.save_config(config, out)
     try:
         benchmark.run()
     finally:
-        summarize_folder(out)  # also of an interrupted run: what is there is shown
-    name = config.target.name
-    cli.done(out, f"python plot/pareto.py --target {name}; python plot/table.py --target {name}")
+        if benchmark.done:  # also of an interrupted run: what is there is shown
+            compare.summarize_folder(out)
+    target = f"--target {config.target.name}"
+    cli.done(out, f"python plot/pareto.py {target}; python plot/table.py {target}")
 
 
 if __name__ == "__main__":

@@ -19,22 +19,18 @@ from tqdm import tqdm
 
 from forespark.bench import answers, plan
 from forespark.bench.client import Client
+from forespark.bench.folder import check_folder, start_run
 from forespark.bench.measure import Arm, BatchFailed, measure
 from forespark.bench.plan import Point, PromptPlan
 from forespark.bench.records import RECORDS, append_record, read_records
-from forespark.bench.server import ROOT, Server, serve_command
+from forespark.bench.server import Server, serve_command
 from forespark.bench.workloads import Prompt, load_prompts
 from forespark.config import Config
-from forespark.record import append_jsonl, file_sha256, provenance, read_json, write_json
+from forespark.record import append_jsonl
 
 logger = logging.getLogger(__name__)
 
-RUN = "run.json"
 ERRORS = "errors.jsonl"
-# Settings that make two batches comparable. Arms, loads, rounds and limits may grow.
-_FIXED = (
-    "prompts", "output_tokens", "min_answer_tokens", "max_prompt_tokens", "temperature", "seed",
-)  # fmt: skip
 
 
 class DecodeBenchmark:
@@ -76,7 +72,7 @@ class DecodeBenchmark:
         Raises:
             ValueError: some batch or server failed; what was measured is kept.
         """
-        if not any(self.missing(arm, r) for arm in self.bench.arms for r in self._rounds()):
+        if not self.unfinished():
             logger.info("every point is measured already")
             return self.out
         start_run(self.config, self.out, self.run_id)
@@ -93,6 +89,10 @@ class DecodeBenchmark:
                 "measures what is missing"
             )
         return self.out
+
+    def unfinished(self) -> list[str]:
+        """Arms that have batches to measure."""
+        return [arm for arm in self.bench.arms if any(self.missing(arm, r) for r in self._rounds())]
 
     def missing(self, arm: str, round_index: int) -> list[Point]:
         """Batches of a round that have no record yet."""
@@ -205,69 +205,3 @@ class DecodeBenchmark:
         self.failures += 1
         row = {"arm": arm, "round": round_index, "run_id": self.run_id, "error": error}
         append_jsonl(self.out / ERRORS, {**row, **(asdict(point) if point else {})})
-
-
-def check_folder(config: Config, out: Path) -> None:
-    """Refuse a folder whose records cannot be compared with what would be measured now.
-
-    Raises:
-        ValueError: the folder was filled with other settings or drafters; names them.
-    """
-    path = out / RUN
-    if not path.exists():
-        return
-    there, now = read_json(path)["fixed"], fixed_settings(config)
-    differing = [
-        f"{name} (there {there.get(name)!r}, now {now[name]!r})"
-        for name in now
-        if there.get(name) != now[name]
-        # A drafter that did not exist then was not measured then.
-        and not (name.startswith("drafter_sha256") and there.get(name) is None)
-    ]
-    if differing:
-        raise ValueError(
-            f"{out} holds records measured with other settings: {', '.join(differing)}; "
-            "use another --out, or delete the folder"
-        )
-
-
-def fixed_settings(config: Config) -> dict[str, Any]:
-    """What must not change within one folder of records."""
-    fixed: dict[str, Any] = {name: getattr(config.bench, name) for name in _FIXED}
-    fixed |= {"target": config.target.name, "model": config.target.model}
-    fixed["K"] = config.drafter.num_speculative_tokens
-    for drafter in ("forespark", "dspark"):
-        weights = drafter_weights(config, drafter)
-        fixed[f"drafter_sha256.{drafter}"] = file_sha256(weights) if weights else None
-    return fixed
-
-
-def drafter_weights(config: Config, drafter: str) -> Path | None:
-    """The checkpoint that serve.py would load for a drafter, or None."""
-    if config.drafter.dir is not None:
-        folders = [Path(config.drafter.dir)]
-    else:
-        own = Path(config.run_dir) / "drafters" / drafter
-        folders = [own, ROOT / "models" / f"{config.target.name}-{drafter}"]
-    found = (folder / "model.safetensors" for folder in folders)
-    return next((path for path in found if path.is_file()), None)
-
-
-def start_run(config: Config, out: Path, run_id: str) -> None:
-    """Add this run to run.json: its settings and where it ran."""
-    path = out / RUN
-    runs = read_json(path)["runs"] if path.exists() else []
-    tables = {
-        name: file_sha256(found) if (found := Path(config.run_dir) / name).is_file() else None
-        for name in ("calibration.json", "latency.json")
-    }
-    runs.append(
-        {
-            "run_id": run_id,
-            "provenance": provenance(),
-            "tables_sha256": tables,
-            "config": asdict(config),
-        }
-    )
-    fixed = fixed_settings(config)
-    write_json(path, {"schema": 1, "bench": "decode", "fixed": fixed, "runs": runs})

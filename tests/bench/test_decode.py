@@ -189,6 +189,7 @@ def test_endpoint_run_and_resume(config, tmp_path):
 def test_other_settings_are_refused(config, tmp_path):
     out = tmp_path / "out"
     decode.start_run(config, out, "a")
+    append_record(out / "records.jsonl", record())
     config.bench.output_tokens = 16
     with pytest.raises(ValueError, match=r"output_tokens \(there 8, now 16\)"):
         DecodeBenchmark(config, out, "http://unused")
@@ -200,9 +201,44 @@ def test_another_drafter_is_refused(config, tmp_path):
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"one")
     decode.start_run(config, out, "a")
+    append_record(out / "records.jsonl", record())
     (folder / "model.safetensors").write_bytes(b"two")
     with pytest.raises(ValueError, match=r"drafter_sha256\.forespark"):
         DecodeBenchmark(config, out, "http://unused")
+
+
+def test_a_run_without_records_blocks_nothing(config, tmp_path):
+    out = tmp_path / "out"
+    decode.start_run(config, out, "a")
+    for name in ("answers.jsonl", "plan.jsonl"):
+        (out / name).touch()
+    decode.start_run(config, out, "b")  # the same settings: answers are kept
+    assert [run["run_id"] for run in read_json(out / "run.json")["runs"]] == ["a", "b"]
+    assert (out / "answers.jsonl").exists()
+    config.drafter.num_speculative_tokens = 3  # AR answers do not depend on it
+    DecodeBenchmark(config, out, "http://unused")
+    decode.start_run(config, out, "c")
+    assert (out / "answers.jsonl").exists() and (out / "plan.jsonl").exists()
+    config.bench.output_tokens = 16
+    DecodeBenchmark(config, out, "http://unused")
+    decode.start_run(config, out, "d")
+    assert [run["run_id"] for run in read_json(out / "run.json")["runs"]] == ["d"]
+    assert not (out / "answers.jsonl").exists() and not (out / "plan.jsonl").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"fixed": {}}'])
+def test_damaged_run_file_is_named(config, tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    DecodeBenchmark(config, tmp_path, "http://unused")  # no records: written anew
+    append_record(tmp_path / "records.jsonl", record())
+    with pytest.raises(ValueError, match=r"run\.json: want an object with"):
+        DecodeBenchmark(config, tmp_path, "http://unused")
+
+
+def test_unfinished_arms(config, tmp_path):
+    config.bench.arms, config.bench.loads, config.bench.rounds = ["ar", "dspark"], [1], 1
+    append_record(tmp_path / "records.jsonl", record())  # ar, load 1, round 0
+    assert DecodeBenchmark(config, tmp_path).unfinished() == ["dspark"]
 
 
 def test_counters_of_an_arm_without_drafter_are_none(config, tmp_path):
