@@ -8,6 +8,7 @@ text of FILE. ``--check`` changes nothing and fails when a block differs from it
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -31,10 +32,19 @@ def filled(text: str, root: Path) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing, only compare")
+    check = parser.parse_args().check
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    wanted = filled(text, ROOT)
-    if "--check" in sys.argv[1:]:
+    try:
+        wanted = filled(text, ROOT)
+    except FileNotFoundError as error:
+        print(f"README.md quotes {error.filename}, which is not there", file=sys.stderr)
+        return 2
+    if check:
         if text != wanted:
             print("README.md differs from the tables it quotes; run python "
                   "scripts/readme_results.py", file=sys.stderr)  # fmt: skip

@@ -77,10 +77,10 @@ class Client:
             async with self._session.get(f"{self.endpoint}/v1/models") as response:
                 response.raise_for_status()
                 self.model = (await response.json())["data"][0]["id"]
-        except (TimeoutError, aiohttp.ClientError, KeyError, IndexError) as error:
+        except (TimeoutError, aiohttp.ClientError, LookupError, TypeError, ValueError) as error:
             await self._session.close()
             raise ValueError(
-                f"{self.endpoint}: no OpenAI-compatible server answers there ({error!r}); "
+                f"{self.endpoint}: no OpenAI-compatible server answers there ({_cause(error)}); "
                 "start one with serve.py"
             ) from None
         return self
@@ -253,6 +253,21 @@ def _reconcile(result: RequestResult, total: int, arrived_s: float, has_choice: 
         times += [arrived_s if has_choice else times[-1]] * surplus
     elif surplus < 0:
         del times[total:]
+
+
+def _cause(error: Exception) -> str:
+    """Why the first request failed, without aiohttp's internals."""
+    if isinstance(error, aiohttp.InvalidURL):
+        return "not an http:// address"
+    if isinstance(error, aiohttp.ClientResponseError) and error.status >= 400:
+        return f"HTTP {error.status}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or "cannot connect"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientConnectionError):
+        return "connection lost"
+    return "its /v1/models is not a list of models"
 
 
 def parse_counters(text: str, names: tuple[str, ...]) -> dict[str, float]:

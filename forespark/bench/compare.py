@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -292,7 +293,14 @@ def summarize_folder(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="forespark.bench.compare")
     parser.add_argument("folder", type=Path, help="folder of records.jsonl")
-    print(summarize_folder(parser.parse_args().folder))
+    folder = parser.parse_args().folder
+    try:
+        if not (folder / RECORDS).is_file():
+            raise ValueError(f"{folder}: no {RECORDS} there; run eval.py, or name its --out folder")
+        print(summarize_folder(folder))
+    except (ValueError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ numerators and denominators are, and they are divided where they are shown.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ class DecodeRecord:
         return (self.bench, self.arm, self.load, self.round, self.batch)
 
 
-_NAMES = {f.name for f in fields(DecodeRecord)}
+_TYPES = {f.name: str(f.type) for f in fields(DecodeRecord)}
+_NAMES = set(_TYPES)
 _REQUIRED = {
     "run_id", "target", "arm", "load", "round", "batch", "prompt_ids", "timed_tokens",
     "span_s", "ends", "output_sha256", "throughput_tokens_per_s",
@@ -75,8 +77,8 @@ def read_records(path: Path) -> list[DecodeRecord]:
     """Rows of a ``records.jsonl``; an absent file has none.
 
     Raises:
-        ValueError: another schema, an unknown or a missing field, a key that occurs
-            twice; names file and line.
+        ValueError: another schema, an unknown or a missing field, a value of another type,
+            a key that occurs twice; names file, line and field.
     """
     if not Path(path).exists():
         return []
@@ -104,4 +106,19 @@ def _parse(row: Any, where: str) -> DecodeRecord:
     unknown, missing = sorted(set(row) - _NAMES), sorted(_REQUIRED - set(row))
     if unknown or missing:
         raise ValueError(f"{where}: unknown fields {unknown}, missing fields {missing}")
+    for name, value in row.items():
+        if not _is(value, _TYPES[name]):
+            raise ValueError(f"{where}: {name}: got {value!r}, want {_TYPES[name]}")
     return DecodeRecord(**row)
+
+
+def _is(value: Any, kind: str) -> bool:
+    """Whether a JSON value is of an annotated type; any finite number is a float."""
+    if kind.endswith(" | None"):
+        return value is None or _is(value, kind.removesuffix(" | None"))
+    if kind.startswith("list["):
+        return isinstance(value, list) and all(_is(item, kind[5:-1]) for item in value)
+    if kind == "str":
+        return isinstance(value, str)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and (kind == "float" or value == int(value))

@@ -108,12 +108,16 @@ def test_batch_timeout():
     assert all(r.error for r in results)
 
 
-def test_no_server():
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [("http://127.0.0.1:9", r"Connect call failed \(.*\)"), ("nonsense", "not an http:// address")],
+)
+def test_no_server(endpoint, why):
     async def go():
-        async with Client("http://127.0.0.1:9"):
+        async with Client(endpoint):
             pass
 
-    with pytest.raises(ValueError, match="no OpenAI-compatible server"):
+    with pytest.raises(ValueError, match=rf"server answers there \({why}\); start one"):
         asyncio.run(go())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 
 import pytest
 
@@ -96,3 +98,35 @@ def test_summary_of_one_arm_and_of_nothing(tmp_path):
     assert read_json(compare.summarize_folder(tmp_path))["pairs"] == []
     append_record(tmp_path / "records.jsonl", record("ar", 1, 0, 1.0, 1.0))
     assert read_json(compare.summarize_folder(tmp_path))["pairs"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"throughput_tokens_per_s": "fast"}, "line 2: throughput_tokens_per_s: got 'fast'"),
+        ({"timed_tokens": 8}, "line 2: timed_tokens: got 8, want list"),
+        ({"timed_tokens": ["z"]}, "line 2: timed_tokens: got"),
+        ({"arm": None}, "line 2: arm: got None, want str"),
+        ({"load": 1.5}, "line 2: load: got 1.5, want int"),
+        ({"decode_steps": "z"}, "line 2: decode_steps: got 'z'"),
+    ],
+)
+def test_command_names_the_damaged_field(tmp_path, change, message, monkeypatch, capsys):
+    path = tmp_path / "records.jsonl"
+    append_record(path, record("ar", 1, 0, 1.0, 1.0))
+    row = json.loads(path.read_text()) | {"batch": 1} | change
+    path.write_text(path.read_text() + json.dumps(row) + "\n")
+    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        compare.main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and message in error and error.count("\n") == 1
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_command_refuses_a_missing_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as ended:
+        compare.main()
+    assert ended.value.code == 2 and "no records.jsonl there" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

@@ -172,3 +172,11 @@ def test_learning_curves_of_every_drafter_found(tmp_path):
 def test_no_training_records_give_an_empty_figure(tmp_path):
     done = run("learning", "--records", tmp_path, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_unknown_flag_leaves_the_readme_alone():
+    before = (ROOT / "README.md").read_bytes()
+    command = [sys.executable, "scripts/readme_results.py", "--chek"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "usage:" in done.stderr
+    assert (ROOT / "README.md").read_bytes() == before
