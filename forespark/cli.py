@@ -117,9 +117,22 @@ def stage(
     if extra and not passthrough:
         parser.error(f"unknown argument {extra[0]!r}; settings are given as key=value")
     args.extra = extra
-    from forespark.config import load
+    from forespark.config import check_stage, load
 
-    return args, load([*_flag_overrides(name, args), *overrides])
+    if getattr(args, "out", None) is not None:
+        _require_writable(args.out)
+    config = load([*_flag_overrides(name, args), *overrides])
+    check_stage(config, name)
+    return args, config
+
+
+def _require_writable(out: Path) -> None:
+    """Refuse an ``--out`` that cannot become a folder of ours, before any work."""
+    present = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not present.is_dir():
+        raise ValueError(f"--out {out}: {present} is not a directory; choose another folder")
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {out}: {present} is not writable; choose another folder")
 
 
 def run(main: Callable[[], int | None]) -> None:
@@ -164,8 +177,10 @@ def done(out: Path, next_command: str | None = None) -> None:
 
 def _is_hub_name(name: str) -> bool:
     """``owner/name`` with no local folder ``owner``: a model that the hub is asked for."""
+    from forespark.config import local_path
+
     owner, *rest = name.split("/")
-    return bool(owner) and len(rest) == 1 and not Path(owner).is_dir()
+    return len(rest) == 1 and not local_path(name) and not Path(owner).is_dir()
 
 
 def plan(steps: Iterable[str], files: Iterable[str | Path] = ()) -> None:
@@ -186,9 +201,13 @@ def plan(steps: Iterable[str], files: Iterable[str | Path] = ()) -> None:
         exists = Path(path).exists() or bool(glob.glob(str(path)))
         print(f"needs:     {path}{'' if exists else '  (missing)'}")
         if not exists:
-            missing.append(str(path))
+            made = Path(path) == Path("models/smollm2")
+            missing.append(f"{path}{' (made by ./setup.sh)' if made else ''}")
     if missing:
-        raise ValueError(f"missing input: {', '.join(missing)}; run the earlier stages first")
+        raise ValueError(
+            f"missing input: {', '.join(missing)}; correct the path, or make it with the stage "
+            "that writes it"
+        )
 
 
 def _use_environment() -> None:
@@ -256,10 +275,12 @@ def _flag_overrides(name: str, args: argparse.Namespace) -> list[str]:
     if "bench" in given and given["bench"] not in BENCHES:
         raise ValueError(f"unknown bench {given['bench']!r}: want one of {', '.join(BENCHES)}")
     if "arm" in given and name == "eval":
-        arms = given["arm"].split(",")
+        arms = [arm.strip() for arm in given["arm"].split(",")]
         for arm in arms:
             if arm not in names("arm"):
                 raise ValueError(f"unknown arm {arm!r}: want one of {', '.join(names('arm'))}")
+            if arms.count(arm) > 1:
+                raise ValueError(f"--arm: got {arm} more than once, want each arm once")
         overrides.append(f"bench.arms=[{','.join(arms)}]")
     elif "arm" in given:
         overrides.append(f"arm={given['arm']}")

@@ -166,7 +166,13 @@ def healthy(url: str) -> bool:
 
 
 def port_problem(host: str, port: int) -> str | None:
-    """Why no server can listen on the port; None when one can."""
+    """Why no server can listen on the port; None when one can.
+
+    Raises:
+        ValueError: there is no such port.
+    """
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port: got {port}, want 1..65535")
     with socket.socket() as probe:
         # As the server itself: a port in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

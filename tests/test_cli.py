@@ -64,6 +64,9 @@ def test_eval_takes_several_arms() -> None:
     _, loaded = parse("eval", "--arm", "ar,forespark", "bench.loads=[1,8]")
     assert loaded.bench.arms == ["ar", "forespark"]
     assert loaded.bench.loads == [1, 8]
+    assert parse("eval", "--arm", "ar, forespark")[1].bench.arms == ["ar", "forespark"]
+    with pytest.raises(ValueError, match="--arm: got ar more than once"):
+        parse("eval", "--arm", "ar,forespark,ar")
     with pytest.raises(ValueError, match="unknown arm 'nope'"):
         parse("eval", "--arm", "ar,nope")
 
@@ -94,7 +97,15 @@ def test_other_stages_refuse_unknown_arguments(argv: list[str], capsys) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--limit", "0"], ["--target", "x"], ["--bench", "x"], ["--max-steps", "-1"], ["a.b=1"]],
+    [
+        ["--limit", "0"],
+        ["--target", "x"],
+        ["--bench", "x"],
+        ["--max-steps", "-1"],
+        ["a.b=1"],
+        ["--port", "99999"],
+        ["+bench.nope=1"],
+    ],
 )
 def test_bad_values_stop_before_any_work(argv: list[str]) -> None:
     with pytest.raises(ValueError, match=r".+"):
@@ -161,9 +172,30 @@ def test_dry_run_names_what_is_missing(tmp_path: Path, capsys) -> None:
     assert "would run: step one" in capsys.readouterr().out
 
 
-def test_dry_run_takes_globs_and_hub_names(tmp_path: Path, capsys) -> None:
+def test_dry_run_takes_globs_and_hub_names(tmp_path: Path, capsys, monkeypatch) -> None:
     (tmp_path / "answers1.jsonl").write_text("{}")
     cli.plan(["step one"], [str(tmp_path / "answers[0-9].jsonl"), "some-owner/some-model"])
     assert "some-owner/some-model  (from the hub)" in capsys.readouterr().out
     with pytest.raises(ValueError, match="missing input"):
         cli.plan(["step one"], ["models/no-such-model"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"models/smollm2 \(made by \./setup\.sh\)"):
+        cli.plan(["step one"], ["models/smollm2"])
+
+
+def test_sizes_are_checked_by_the_stage_that_reads_them() -> None:
+    parse("data", "target.max_num_seqs=8")
+    with pytest.raises(ValueError, match=r"bench\.loads"):
+        parse("eval", "target.max_num_seqs=8")
+
+
+def test_an_unusable_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "sub"):
+        with pytest.raises(ValueError, match=rf"--out {out}: .*file is not a directory"):
+            parse("data", "--out", str(out))
+    parse("data", "--out", str(tmp_path / "new" / "sub"))
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(cli.os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match=r"--out .* is not writable"):
+        parse("data", "--out", str(tmp_path / "new"))

@@ -91,6 +91,9 @@ def test_port_problem():
         taken.listen()
         assert "in use" in (process.port_problem("127.0.0.1", port) or "")
     assert process.port_problem("127.0.0.1", port) is None
+    for port in (-1, 0, 99999):
+        with pytest.raises(ValueError, match="65535"):
+            process.port_problem("127.0.0.1", port)
 
 
 def test_log_tail(tmp_path):
