@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import environment  # noqa: F401  (before pandas)
 import pandas as pd
 import results
 import style

@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import environment  # noqa: F401  (before pandas)
 import pandas as pd
 import results
 import style
@@ -27,15 +28,34 @@ PANELS = (
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """One row per logged step of every drafter: drafter, step, split and the metrics."""
+    """One row per logged step of every drafter: drafter, step, split and the metrics.
+
+    Raises:
+        ValueError: a row without step or split, or with a metric that is no number; names
+            file, line and field.
+    """
     frames = []
     for path in sorted(folder.glob("*/metrics.jsonl")):
-        frame = pd.DataFrame(read_jsonl(path))
-        if missing := {"step", "split"} - set(frame.columns):
-            raise ValueError(f"{path}: missing fields {sorted(missing)}")
+        rows = read_jsonl(path)
+        for number, row in enumerate(rows, start=1):
+            _check(row, f"{path}, line {number}")
+        if not rows:  # training has just begun
+            continue
+        frame = pd.DataFrame(rows)
         frame.insert(0, "drafter", path.parent.name)
         frames.append(frame)
     return pd.concat(frames) if frames else pd.DataFrame(columns=["drafter", "step", "split"])
+
+
+def _check(row: Any, where: str) -> None:
+    results.require(isinstance(row, dict), where, row, "one object a line")
+    if missing := sorted({"step", "split"} - set(row)):
+        raise ValueError(f"{where}: missing fields {missing}")
+    results.require(results.is_number(row["step"]), f"{where}: step", row["step"], "a number")
+    for name in ("elapsed_s", *(column for column, _ in PANELS)):
+        value = row.get(name)
+        ok = value is None or results.is_number(value)
+        results.require(ok, f"{where}: {name}", value, "a number or null")
 
 
 def draw(frame: pd.DataFrame, target: str) -> Any:
@@ -90,11 +110,12 @@ def render(frame: pd.DataFrame) -> str:
 def main() -> None:
     folder, out, target = results.parse(__doc__, "train", "<drafter>/metrics.jsonl")
     frame = read(folder)
+    text = render(frame)
     paths = style.save(draw(frame, target), out, "learning")
     kept = ["drafter", "step", "split", *(name for name, _ in PANELS)]
     held_out = frame[frame["split"] == "validation"]
     write_text(out / "learning.csv", held_out.reindex(columns=kept).to_csv(index=False))
-    write_text(out / "learning.md", render(frame))
+    write_text(out / "learning.md", text)
     print(*paths, out / "learning.csv", out / "learning.md", sep="\n")
 
 

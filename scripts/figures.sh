@@ -10,8 +10,13 @@ python=python3
 [ -x .venv/bin/python ] && python=.venv/bin/python
 
 records="$folder/bench/decode"
+[ -d "$records" ] || [ -d "$folder/train" ] || {
+  echo "figures.sh: neither $records nor $folder/train is there: run eval.py or train.py first" >&2
+  exit 2
+}
 [ ! -e "$records/records.jsonl" ] || "$python" -m forespark.bench.compare "$records"
 draw() { # figure, folder of its records
+  [ -d "$2" ] || { echo "figures.sh: no $2, so no figure $1" >&2; return 0; }
   "$python" "plot/$1.py" --target "$target" --records "$2" --out "$folder/figures"
 }
 for figure in pareto breakdown table; do draw "$figure" "$records"; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "plot"))  # the folder that running plot/x.py puts there
 
 import breakdown  # noqa: E402
+import learning  # noqa: E402
 import pareto  # noqa: E402
 import results  # noqa: E402
 import style  # noqa: E402
@@ -92,8 +94,8 @@ def test_without_ar_nothing_is_normalized(tmp_path):
 
 @pytest.mark.parametrize("module", [pareto, breakdown, table])
 def test_no_records_is_no_crash(tmp_path, module, monkeypatch, capsys):
-    arguments = ["x", "--records", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.chdir(tmp_path)  # runs/smollm2 is not there
+    monkeypatch.setattr(sys, "argv", ["x"])
     module.main()
     assert capsys.readouterr().out
 
@@ -126,15 +128,91 @@ def test_summary_of_other_records_is_not_used(tmp_path, capsys):
     assert "n/a" in table.render(points, None, "smollm2")
 
 
-def test_other_schema_names_file_and_line(tmp_path):
+def test_other_schema_names_file_and_line(tmp_path, capsys):
     folder = synthetic.write(tmp_path, arms=("ar",), loads=(1,), rounds=1)
     line = json.loads((folder / "records.jsonl").read_text()) | {"schema": 7}
     with (folder / "records.jsonl").open("a") as out:
         out.write(json.dumps(line) + "\n")
     with pytest.raises(ValueError, match="line 2: got schema 7"):
         results.read(folder)
-    with pytest.raises(SystemExit, match=r"error: .*line 2"):
+    with pytest.raises(SystemExit) as ended:
         results.run(lambda: results.read(folder))
+    assert ended.value.code == 2 and "line 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([1], r"line 2: got \[1\], want one object a line"),
+        ({"throughput_tokens_per_s": "fast"}, "line 2: throughput_tokens_per_s: got 'fast'"),
+        ({"timed_tokens": 3}, "line 2: timed_tokens: got 3, want a list"),
+        ({"arm": None}, "line 2: arm: got None"),
+        ({"decode_steps": "z"}, "line 2: decode_steps: got 'z'"),
+        ({"load": True}, "line 2: load: got True"),
+    ],
+)
+def test_damaged_record_is_named(tmp_path, change, message):
+    folder = synthetic.write(tmp_path, arms=("ar",), loads=(1,), rounds=1)
+    line = json.loads((folder / "records.jsonl").read_text())
+    row = line | change if isinstance(change, dict) else change
+    with (folder / "records.jsonl").open("a") as out:
+        out.write(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=rf"records\.jsonl, {message}"):
+        results.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], r"got \[\], want an object"),
+        ({"pairs": None}, "pairs: got None"),
+        ({"pairs": [{"arm": "ar"}]}, r"pairs\[0\]: got"),
+        ({"best_over_strongest": {}}, "best_over_strongest: got {}"),
+        ({"same_outputs_as_ar": {"ar": 1}}, "same_outputs_as_ar: got"),
+    ],
+)
+def test_damaged_summary_is_named(tmp_path, change, message):
+    folder = synthetic.write(tmp_path, arms=("ar", "forespark"), loads=(1,), rounds=1)
+    path = summarize_folder(folder)
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | change if isinstance(change, dict) else change))
+    with pytest.raises(ValueError, match=rf"summary\.json: {message}"):
+        results.summary(folder)
+
+
+def test_named_folder_and_target_must_exist(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    for arguments, message in (
+        (["--records", str(tmp_path / "none")], "no such folder"),
+        (["--records", str(tmp_path / "file")], "no such folder"),
+        (["--target", "nope"], "unknown target 'nope': want one of glm53"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["pareto.py", "--out", str(tmp_path / "out"), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            results.run(pareto.main)
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_script_refuses_a_missing_folder(tmp_path):
+    command = ["bash", "scripts/figures.sh", str(tmp_path / "none")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "is there" in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_python_without_pandas_is_told_what_to_run(tmp_path):
+    (tmp_path / "plot").mkdir()
+    for name in ("environment.py", "table.py"):
+        shutil.copy(ROOT / "plot" / name, tmp_path / "plot")
+    command = [sys.executable, "-S", str(tmp_path / "plot/table.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "run ./setup.sh" in done.stderr
+    if (ROOT / ".venv").exists():  # found there: the figure goes on
+        command = [sys.executable, "-S", "plot/table.py", "--help"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and "usage: table.py" in done.stdout, done.stderr
 
 
 def test_every_arm_looks_different():
@@ -167,6 +245,22 @@ def test_learning_curves_of_every_drafter_found(tmp_path):
     ]  # fmt: skip
     assert (out / "learning.png").read_bytes()[1:4] == b"PNG"
     assert "| ForeSpark | 100 | n/a | 2.00 | 0.100 |" in (out / "learning.md").read_text()
+
+
+def test_training_rows_that_are_none_or_damaged(tmp_path):
+    path = tmp_path / "dspark" / "metrics.jsonl"
+    path.parent.mkdir()
+    path.touch()
+    assert not len(learning.read(tmp_path))
+    for row, message in (
+        ([], "got \\[\\], want one object"),
+        ({"step": 1}, "missing fields \\['split'\\]"),
+        ({"step": "z", "split": "train"}, "step: got 'z'"),
+        ({"step": 1, "split": "train", "post_brier": "z"}, "post_brier: got 'z'"),
+    ):
+        path.write_text(json.dumps(row) + "\n")
+        with pytest.raises(ValueError, match=f"metrics.jsonl, line 1: {message}"):
+            learning.read(tmp_path)
 
 
 def test_no_training_records_give_an_empty_figure(tmp_path):
