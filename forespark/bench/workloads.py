@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 STARTER = Path(__file__).resolve().parent.parent / "data" / "starter"
 FORMS = "conversations (ShareGPT), messages (OpenAI), prompt, turns or question"
+# Short names of the data stage whose rows have one of these forms; more as owner/dataset.
+HUB = {"sharegpt": "Aeala/ShareGPT_Vicuna_unfiltered"}
 _USER_ROLES = ("user", "human")
 
 
@@ -40,13 +42,15 @@ def load_prompts(sources: list[str], *, seed: int, limit: int | None = None) -> 
     """Prompts of all sources without repetitions, shuffled by ``seed``.
 
     Args:
-        sources: ``starter:PART`` or ``file:PATH`` (JSON lines, also ``.gz``); a suffix
+        sources: ``starter:PART``, ``file:PATH`` (JSON lines, also ``.gz``) or ``hub:NAME``
+            (``sharegpt``, or ``owner/dataset``: its ``train`` split); a suffix
             ``#START:STOP`` takes only these rows.
         seed: Order of the result; the same sources and seed give the same order.
         limit: At most this many, taken from the front of that order.
 
     Raises:
-        ValueError: unknown source, unreadable file, or no usable row in a source.
+        ValueError: unknown source, unreadable file, no usable row in a source, or the hub
+            cannot be reached.
     """
     found: dict[str, Prompt] = {}
     for source in sources:
@@ -64,28 +68,50 @@ def _read_source(source: str) -> Iterator[Prompt]:
     cut = re.search(r"#(\d*):(\d*)$", source)
     start, stop = (int(n) if n else None for n in cut.groups()) if cut else (None, None)
     kind, _, rest = source[: cut.start() if cut else None].partition(":")
-    if kind == "file" and rest:
-        path = Path(rest).expanduser()
+    if kind == "hub" and rest:
+        rows = _hub_rows(rest)
+    elif kind == "file" and rest:
+        rows = _json_lines(Path(rest).expanduser(), source)
     elif kind == "starter":
-        path = STARTER / f"{rest or 'bench'}.jsonl"
+        rows = _json_lines(STARTER / f"{rest or 'bench'}.jsonl", source)
     else:
-        raise ValueError(f"unknown prompt source {source!r}: want starter:PART or file:PATH")
-    if not path.is_file():
-        raise ValueError(f"{source}: no such file {path}")
+        raise ValueError(
+            f"unknown prompt source {source!r}: want starter:PART, file:PATH or hub:NAME"
+        )
     unusable = 0
-    for number, row in islice(_json_lines(path), start, stop):
+    for number, row in islice(rows, start, stop):
         messages = first_turn(row)
         if messages is None:
             unusable += 1
-            logger.debug("%s, line %d: no user turn", path, number)
+            logger.debug("%s, row %d: no user turn", source, number)
             continue
         text = json.dumps(messages, ensure_ascii=False)
         yield Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], messages)
     if unusable:
-        logger.warning("%s: %d rows without a usable user turn left out", path, unusable)
+        logger.warning("%s: %d rows without a usable user turn left out", source, unusable)
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def _hub_rows(name: str) -> Iterator[tuple[int, Any]]:
+    if name not in HUB and "/" not in name:
+        raise ValueError(
+            f"hub:{name}: unknown name, want owner/dataset or one of {', '.join(sorted(HUB))}"
+        )
+    from datasets import load_dataset
+
+    path = HUB.get(name, name)
+    try:
+        yield from enumerate(load_dataset(path, split="train", streaming=True), start=1)
+    except Exception as error:  # the hub's errors have no common class
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"hub:{name}: cannot read {path} ({cause}); check the network and HF_HUB_OFFLINE, "
+            "or give a JSON-lines copy as bench.prompts=[file:PATH]"
+        ) from None
+
+
+def _json_lines(path: Path, source: str) -> Iterator[tuple[int, Any]]:
+    if not path.is_file():
+        raise ValueError(f"{source}: no such file {path}")
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +67,8 @@ def test_selection_is_deterministic_and_without_repetitions(tmp_path):
     [
         ("web:x", "unknown prompt source 'web:x'"),
         ("file:", "unknown prompt source"),
+        ("hub:", "unknown prompt source"),
+        ("hub:nope", "hub:nope: unknown name, want owner/dataset or one of sharegpt"),
         ("file:/nowhere.jsonl", "no such file"),
     ],
 )
@@ -82,3 +86,28 @@ def test_bad_files_name_the_line(tmp_path):
         load_prompts([f"file:{tmp_path}/y.jsonl.gz"], seed=0)
     with pytest.raises(ValueError, match="no usable prompt"):
         load_prompts([write(tmp_path / "z.jsonl", [{"text": "a"}])], seed=0)
+
+
+def test_hub_source(monkeypatch):
+    asked = []
+
+    def load_dataset(path, *, split, streaming):
+        asked.append((path, split, streaming))
+        turns = [{"from": "human", "value": "hi there"}, {"from": "gpt", "value": "x"}]
+        yield from ({"conversations": turns}, {"conversations": turns[1:]})
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    (prompt,) = load_prompts(["hub:sharegpt#0:5"], seed=0)
+    assert prompt.messages == USER
+    assert load_prompts(["hub:someone/chats"], seed=0) == [prompt]
+    assert asked == [("Aeala/ShareGPT_Vicuna_unfiltered", "train", True),
+                     ("someone/chats", "train", True)]  # fmt: skip
+
+
+def test_hub_that_cannot_be_reached(monkeypatch):
+    def load_dataset(path, **options):
+        raise ConnectionError("offline\nmany lines")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(ValueError, match=r"cannot read .* \(offline\); check the network"):
+        load_prompts(["hub:sharegpt"], seed=0)
