@@ -18,7 +18,7 @@ def main() -> None:
     args, config = cli.stage("data", __doc__, *flags)
     out = args.out or Path(config.run_dir) / "corpus"
     if args.dry_run:
-        from forespark.data.sources import needed_files
+        from forespark.data.sources import check_files, needed_files
 
         data = config.data
         cli.plan(
@@ -28,8 +28,9 @@ def main() -> None:
                 f"from {args.endpoint or 'a server started here'}",
                 f"write the corpus to {out}",
             ],
-            needed_files(config),
+            [config.target.model, *needed_files(config)],
         )
+        check_files(config)
         return
     from forespark.data.pipeline import run
 

@@ -100,11 +100,11 @@ def _attempts(context: SourceContext) -> Iterator[dict[str, Any]]:
                     "data.magpie_temperature; delete the file or choose another --out"
                 )
             yield row
-    url = context.endpoint()
+    endpoint = context.endpoint()
     tokenizer = tokenizer_of(config.target.model)
     prefix, stop = user_turn_prefix(tokenizer, template_kwargs(config))
     body = {
-        "model": config.target.model,
+        "model": endpoint.model,
         "prompt": prefix,
         "add_special_tokens": False,
         "max_tokens": MAX_TOKENS,
@@ -122,7 +122,7 @@ def _attempts(context: SourceContext) -> Iterator[dict[str, Any]]:
                 while len(window) < QUEUE_AHEAD * workers:
                     issued += 1
                     seed = config.data.seed + issued
-                    window.append(pool.submit(_sample, url, {**body, "seed": seed}))
+                    window.append(pool.submit(_sample, endpoint.url, {**body, "seed": seed}))
                 row = window.popleft().result()
                 record.append_jsonl(kept, row)
                 yield row

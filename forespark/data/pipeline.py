@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from forespark import record
-from forespark.config import Config, dump
+from forespark.config import Config, dump, require_model
 from forespark.data import corpus, regenerate
 from forespark.data.prompts import Drops, Forbidden, Prompt, Seen, content_id
-from forespark.data.server import check_endpoint, served_target
-from forespark.data.sources import SourceContext, excluded_specs, iterate, split_spec
+from forespark.data.server import Endpoint, check_endpoint, served_target
+from forespark.data.sources import (
+    SourceContext,
+    excluded_specs,
+    iterate,
+    no_prompt,
+    require_files,
+)
 from forespark.data.template import template_hash, template_kwargs, tokenizer_of
 
 MANIFEST_SCHEMA = 1
@@ -149,7 +155,9 @@ def _errors(path: Path) -> dict[str, str]:
     }
 
 
-def _answer(config: Config, prompts: list[Prompt], out: Path, endpoint: Callable[[], str]) -> None:
+def _answer(
+    config: Config, prompts: list[Prompt], out: Path, server: Callable[[], Endpoint]
+) -> None:
     """Let the target answer what has no answer yet; repair what a kill left behind."""
     path = out / "responses.jsonl"
     room = regenerate.room_for(config, prompts)
@@ -165,7 +173,7 @@ def _answer(config: Config, prompts: list[Prompt], out: Path, endpoint: Callable
     pending = [p for p in prompts if p.id not in done and p.id not in hopeless]
     if pending:
         print(f"answers: {len(prompts) - len(pending)} there, {len(pending)} to generate")
-        regenerate.regenerate(config, pending, out, endpoint(), room)
+        regenerate.regenerate(config, pending, out, server(), room)
 
 
 def _manifest(
@@ -186,6 +194,11 @@ def _manifest(
         "hashes": {**key["files"], "template": key["template"], "rows": corpus.rows_digest(rows)},
         "provenance": record.provenance(),
     }
+
+
+def _write_errors(out: Path, drops: Drops) -> None:
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in drops.rows)
+    record.write_text(out / "errors.jsonl", lines)
 
 
 def _finished(out: Path, key: dict[str, Any]) -> dict[str, Any] | None:
@@ -216,28 +229,24 @@ def run(
     limit = config.data.limit if limit is None else limit
     if limit is not None and limit < 1:
         raise ValueError(f"--limit: got {limit}, want >= 1")
-    for spec in [*config.data.sources, *excluded_specs(config)]:
-        split_spec(spec)
+    require_files(config)
+    require_model(config.target.model)
+    servers = [] if endpoint is None else [check_endpoint(endpoint, config)]
     out = Path(out)
     with _lock(out), ExitStack() as stack:
-        urls: list[str] = []
 
-        def url() -> str:
-            if not urls:
-                if endpoint is not None:
-                    urls.append(check_endpoint(endpoint, config.target.model))
-                else:
-                    urls.append(
-                        stack.enter_context(served_target(config, log=out / "server.log")).url
-                    )
-            return urls[0]
+        def server() -> Endpoint:
+            if not servers:
+                started = stack.enter_context(served_target(config, log=out / "server.log"))
+                servers.append(Endpoint(started.url, config.target.model))
+            return servers[0]
 
         drops = Drops()
-        prompts = collect(SourceContext(config, drops, out, url), forbidden_prompts(config), limit)
+        context = SourceContext(config, drops, out, server)
+        prompts = collect(context, forbidden_prompts(config), limit)
         if not prompts:
-            raise ValueError(
-                f"no usable prompt in {', '.join(config.data.sources)}: {drops.counts() or 'empty'}"
-            )
+            _write_errors(out, drops)
+            raise ValueError(f"{no_prompt(config.data.sources, drops)}; see {out / 'errors.jsonl'}")
         text = "".join(json.dumps(prompt.row(), ensure_ascii=False) + "\n" for prompt in prompts)
         record.write_text(out / "prompts.jsonl", text)
         finished = _finished(out, _key(config, limit, out))
@@ -245,13 +254,12 @@ def run(
             print(f"{out}: the corpus is complete, nothing to do")
             return finished
         record.write_text(out / "config.yaml", dump(config))
-        _answer(config, prompts, out, url)
+        _answer(config, prompts, out, server)
         responses = regenerate.read_responses(out / "responses.jsonl")
         rows = corpus.corpus_rows(
             config, prompts, responses, _errors(out / "responses.errors.jsonl"), drops
         )
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in drops.rows)
-        record.write_text(out / "errors.jsonl", lines)
+        _write_errors(out, drops)
         if not rows:
             raise ValueError(
                 f"{out}: no answer can be trained on: {drops.counts()}; see {out / 'errors.jsonl'}"

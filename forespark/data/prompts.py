@@ -29,6 +29,7 @@ _ROLES = {
     "bard": "assistant",
     "model": "assistant",
 }
+FIELDS = ("messages", "conversations", "turns", "prompt", "question", "instruction", "data")
 # Punctuation that carries meaning in arithmetic and code: "3 + 4" is not "3 - 4".
 _MEANINGFUL = set("-*/%#&@\\")
 
@@ -177,7 +178,8 @@ def parse_row(row: dict[str, Any]) -> Parsed:
                 turns = [f"{row[key]}\n\n{extra}" if extra else row[key]]
                 break
     if turns is None:
-        return Parsed(reason="unreadable", detail=f"no known field among {sorted(row)[:8]}")
+        found = f"no known field among {sorted(row)[:8]}, want one of {', '.join(FIELDS)}"
+        return Parsed(reason="unreadable", detail=found)
     return _from_messages([{"role": "user", "content": turn} for turn in turns])
 
 

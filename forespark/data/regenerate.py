@@ -14,15 +14,18 @@ conversations that have a row there. Three gaps of that are closed here:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from forespark import record
 from forespark.config import Config
 from forespark.data.prompts import Prompt
+from forespark.data.server import Endpoint
 from forespark.data.template import render, template_kwargs, tokenizer_of
 
 # Tokens a chat template puts around one more user turn, generously.
@@ -162,30 +165,34 @@ def prompt_tokens(config: Config, prompt: Prompt) -> int:
     return max(len(render(tokenizer, messages, kwargs)) for messages in turns)
 
 
-def regenerate(config: Config, prompts: Sequence[Prompt], out: Path, url: str, room: int) -> None:
+def regenerate(
+    config: Config, prompts: Sequence[Prompt], out: Path, endpoint: Endpoint, room: int
+) -> None:
     """Append the target's answers to ``out/responses.jsonl``.
 
     Args:
         prompts: Conversations that have no answer yet.
-        url: Base URL of the served target.
+        endpoint: The served target.
         room: As ``room_for`` gives it for all prompts of the corpus.
     """
-    from speculators.cli.regenerate_responses import regenerate_responses
-
+    library = importlib.import_module("speculators.cli.regenerate_responses")
     pending = out / "pending.jsonl"
     record.write_text(
         pending, "".join(json.dumps(p.row(), ensure_ascii=False) + "\n" for p in prompts)
     )
-    regenerate_responses(
-        endpoint=f"{url}/v1/chat/completions",
-        model=config.target.model,
-        dataset=str(pending),
-        limit=len(prompts),
-        concurrency=config.data.concurrency,
-        max_tokens=room,
-        sampling_params=json.dumps(sampling_params(config)),
-        outfile=str(out / "responses.jsonl"),
-        resume=True,
-        seed=config.data.seed,
-    )
+    # The library loads a tokenizer by the name in its requests, which a served name is not.
+    decode = library.build_detokenizer(config.target.model)
+    with mock.patch.object(library, "build_detokenizer", return_value=decode):
+        library.regenerate_responses(
+            endpoint=f"{endpoint.url}/v1/chat/completions",
+            model=endpoint.model,
+            dataset=str(pending),
+            limit=len(prompts),
+            concurrency=config.data.concurrency,
+            max_tokens=room,
+            sampling_params=json.dumps(sampling_params(config)),
+            outfile=str(out / "responses.jsonl"),
+            resume=True,
+            seed=config.data.seed,
+        )
     pending.unlink()

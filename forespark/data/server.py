@@ -5,6 +5,7 @@ vLLM is only ever a child process here: this room does not import it.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forespark.config import Config
+from forespark.config import Config, require_model
 from forespark.process import Child, NotReady, cpu_environment, log_tail, on_cpu, port_problem
 
 WATCH_SIGNAL = signal.SIGUSR1
@@ -25,6 +26,14 @@ WATCH_SIGNAL = signal.SIGUSR1
 
 class ServerDied(OSError):
     """The server ended by itself; the message carries the end of its log."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where requests to the target go, and the name it is served under."""
+
+    url: str  # without /v1
+    model: str
 
 
 @dataclass
@@ -156,9 +165,10 @@ def served_target(
     """The plain target behind ``http://serve.host:serve.port`` while the block runs.
 
     Raises:
-        ValueError: the port is in use.
+        ValueError: the port is in use, or the target's folder is missing.
         ServerDied: the server did not start or died; the message ends with its log.
     """
+    require_model(config.target.model)
     refuse_used_port(config.serve.host, config.serve.port)
     url = f"http://{config.serve.host}:{config.serve.port}"
     log = log or Path(config.run_dir) / "logs" / "target-server.log"
@@ -167,8 +177,8 @@ def served_target(
         yield server
 
 
-def check_endpoint(url: str, model: str) -> str:
-    """Base URL of an endpoint that serves ``model``.
+def check_endpoint(url: str, config: Config) -> Endpoint:
+    """A running server of the target, under ``target.model`` or ``target.name`` (serve.py's).
 
     Accepts the URL with or without ``/v1`` or ``/v1/chat/completions``.
 
@@ -179,13 +189,15 @@ def check_endpoint(url: str, model: str) -> str:
     try:
         with urllib.request.urlopen(f"{base}/v1/models", timeout=20) as reply:
             served_models: list[Any] = [entry["id"] for entry in json.load(reply)["data"]]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         raise ValueError(
             f"--endpoint {url}: no OpenAI-compatible server answers there ({error})"
         ) from None
-    if model not in served_models:
-        raise ValueError(
-            f"--endpoint {url} serves {', '.join(map(str, served_models))}, the target is {model}: "
-            f"start it with --served-model-name {model}, or set target.model"
-        )
-    return base
+    model, name = config.target.model, config.target.name
+    for known in (model, name):
+        if known in served_models:
+            return Endpoint(base, known)
+    raise ValueError(
+        f"--endpoint {url} serves {', '.join(map(str, served_models))}, the target is {model} "
+        f"({name}): start it with --served-model-name {name}, or set target.model"
+    )

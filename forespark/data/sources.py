@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forespark.config import Config
-from forespark.data.prompts import Drops, Prompt, Seen, content_id, parse_row
+from forespark.data.prompts import FIELDS, Drops, Prompt, Seen, content_id, parse_row
+
+if TYPE_CHECKING:
+    from forespark.data.server import Endpoint
 
 STARTER_DIR = Path(__file__).resolve().parent / "starter"
 STARTER_PARTS = ("train", "calibration", "bench")
 KINDS = (
     "starter[:train|calibration|bench], magpie, file:PATH, hub:NAME (each may end in #START:STOP)"
 )
+_WANTED_ROWS = f"give JSON lines, one object a line, with one of {', '.join(FIELDS)}"
 
 
 @dataclass
@@ -32,7 +36,7 @@ class SourceContext:
     config: Config
     drops: Drops
     state_dir: Path | None = None  # where magpie keeps what it sampled
-    endpoint: Callable[[], str] | None = None  # base URL of the served target
+    endpoint: Callable[[], Endpoint] | None = None  # starts the target's server if need be
 
 
 def split_spec(spec: str) -> tuple[str, str, slice]:
@@ -62,6 +66,13 @@ def split_spec(spec: str) -> tuple[str, str, slice]:
     return kind, argument, rows
 
 
+def _require_file(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"file:{path}: is a directory, want a file; {_WANTED_ROWS}")
+    if not path.is_file():
+        raise ValueError(f"file:{path}: no such file")
+
+
 def _open_lines(path: Path) -> Iterator[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
@@ -72,12 +83,11 @@ def file_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSON-lines file, plain or gzipped.
 
     Raises:
-        ValueError: missing file, a line that is not a JSON object (names the line), or a
+        ValueError: no file or an empty one, a line that is not a JSON object (names the line), or a
             damaged archive.
     """
-    if not path.is_file():
-        raise ValueError(f"file:{path}: no such file")
-    number = 0
+    _require_file(path)
+    number, rows = 0, 0
     try:
         for number, line in enumerate(_open_lines(path), start=1):
             if not line.strip():
@@ -85,6 +95,7 @@ def file_rows(path: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: want a JSON object, got {line[:40]!r}")
+            rows += 1
             yield row
     except json.JSONDecodeError as error:
         raise ValueError(
@@ -93,6 +104,8 @@ def file_rows(path: Path) -> Iterator[dict[str, Any]]:
         ) from None
     except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read after line {number} ({error})") from None
+    if not rows:
+        raise ValueError(f"{path}: the file is empty; {_WANTED_ROWS}")
 
 
 def hub_rows(name: str) -> Iterator[dict[str, Any]]:
@@ -187,13 +200,45 @@ def excluded_specs(config: Config) -> list[str]:
 
 
 def needed_files(config: Config) -> list[Path]:
-    """Local files that building the corpus reads, for a dry run.
+    """Local files that building the corpus reads.
 
     Raises:
         ValueError: a source that ``split_spec`` refuses.
     """
     specs = [split_spec(spec) for spec in [*config.data.sources, *excluded_specs(config)]]
     return [Path(argument) for kind, argument, _ in specs if kind == "file"]
+
+
+def require_files(config: Config) -> None:
+    """Refuse a ``file:`` source that is no file, before any work.
+
+    Raises:
+        ValueError: as ``needed_files``; the source is missing or a directory.
+    """
+    for path in needed_files(config):
+        _require_file(path)
+
+
+def check_files(config: Config) -> None:
+    """Read every ``file:`` source to its end, for a dry run.
+
+    Raises:
+        ValueError: as ``file_rows``; a source to train on has no usable row.
+    """
+    context = SourceContext(config, Drops())
+    for spec in [*config.data.sources, *excluded_specs(config)]:
+        if split_spec(spec)[0] != "file":
+            continue
+        usable = sum(1 for _ in iterate(spec, context))
+        if not usable and spec in config.data.sources:
+            raise ValueError(no_prompt([spec], context.drops))
+
+
+def no_prompt(specs: list[str], drops: Drops) -> str:
+    """The message when sources give no prompt at all."""
+    details = [row["detail"] for row in drops.rows if row.get("detail")]
+    example = f"; for example: {details[0]}" if details else ""
+    return f"no usable prompt in {', '.join(specs)}: {drops.counts() or 'empty'}{example}"
 
 
 def load_prompts(specs: list[str], config: Config, *, limit: int | None = None) -> list[Prompt]:

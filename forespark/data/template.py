@@ -7,7 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-from forespark.config import Config
+from forespark.config import Config, require_model
 
 
 @functools.lru_cache(maxsize=4)
@@ -15,8 +15,9 @@ def tokenizer_of(model: str) -> Any:
     """The target's tokenizer.
 
     Raises:
-        ValueError: the checkpoint has no tokenizer or no chat template.
+        ValueError: the checkpoint is missing, has no tokenizer or no chat template.
     """
+    require_model(model)
     from transformers import AutoTokenizer
 
     try:
@@ -24,7 +25,7 @@ def tokenizer_of(model: str) -> Any:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"no tokenizer in {model!r} ({str(error).splitlines()[0]}); "
-            "run ./setup.sh, or set target.model"
+            "make the checkpoint whole, or set target.model"
         ) from None
     if not tokenizer.chat_template:
         raise ValueError(

@@ -78,7 +78,7 @@ def server(target: str) -> Iterator[FakeServer]:
             self.wfile.write(data)
 
         def do_GET(self) -> None:
-            self.answer(200, {"data": [{"id": fake.model}]})
+            self.answer(200, {"data": [{"id": fake.name or fake.model}]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

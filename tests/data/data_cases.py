@@ -19,6 +19,7 @@ class FakeServer:
     """An OpenAI-compatible server that answers by rule; ``reply`` may be replaced."""
 
     model: str
+    name: str = ""  # listed instead of the model when set
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)  # user turns for /v1/completions

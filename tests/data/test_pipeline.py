@@ -256,9 +256,13 @@ def test_same_given_id_for_two_prompts(build: Any) -> None:
     assert build([{"id": 1, "prompt": "a"}, {"id": 1, "prompt": "b"}])["counts"]["rows"] == 2
 
 
-def test_nothing_usable_is_an_error(build: Any, server: FakeServer) -> None:
+def test_nothing_usable_is_an_error(build: Any, server: FakeServer, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no usable prompt"):
         build([{"prompt": ""}])
+    with pytest.raises(ValueError, match=r"'text'.*want one of messages.*see .*errors\.jsonl"):
+        build([{"text": "other form"}])
+    (left_out,) = record.read_jsonl(tmp_path / "out" / "errors.jsonl")
+    assert left_out["row"] == {"text": "other form"}
     server.special = {"mute": ("", "stop")}
     with pytest.raises(ValueError, match="no answer can be trained on"):
         build([{"prompt": "mute"}])
@@ -271,6 +275,23 @@ def test_wrong_endpoint(configure: Any, server: FakeServer, tmp_path: Path) -> N
     server.model = "another"
     with pytest.raises(ValueError, match="serves another"):
         run(configure(quoted(spec)), out=tmp_path / "o", endpoint=f"{server.url}/v1")
+    assert not (tmp_path / "o").exists()
+    server.model, server.name = configure().target.model, "smollm2"  # as serve.py names it
+    manifest = run(configure(quoted(spec)), out=tmp_path / "o", endpoint=server.url)
+    assert manifest["counts"]["rows"] == 1
+    assert {body["model"] for body in server.requests} == {"smollm2"}
+
+
+def test_missing_inputs_stop_before_any_file_is_written(configure: Any, tmp_path: Path) -> None:
+    spec = write_rows(tmp_path / "a.jsonl", [{"prompt": "apple"}])
+    for setting, words in [
+        (f"target.model={tmp_path}/none", "no such directory"),
+        (f"data.exclude=['file:{tmp_path}']", "is a directory, want a file"),
+        (f"data.exclude=['file:{tmp_path}/b']", "no such file"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            run(configure(quoted(spec), setting), out=tmp_path / "o")
+    assert not (tmp_path / "o").exists()
 
 
 def test_no_room_for_an_answer(configure: Any) -> None:

@@ -11,7 +11,14 @@ import pytest
 from data_cases import write_rows
 
 from forespark.data.prompts import Drops, Forbidden, Prompt, content_id, normalize, parse_row
-from forespark.data.sources import STARTER_PARTS, SourceContext, iterate, load_prompts, split_spec
+from forespark.data.sources import (
+    STARTER_PARTS,
+    SourceContext,
+    check_files,
+    iterate,
+    load_prompts,
+    split_spec,
+)
 
 
 def turns(row: dict[str, Any]) -> list[str]:
@@ -142,6 +149,23 @@ def test_missing_file_and_magpie_without_server(tmp_path: Path, configure: Any) 
         load_prompts(["magpie"], configure())
     with pytest.raises(ValueError, match="served target"):
         load_prompts(["magpie"], configure("data.magpie_rows=2"))
+
+
+def test_dry_run_reads_the_files(tmp_path: Path, configure: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    config = configure(f"data.sources=['file:{path}']")
+    for text, words in [
+        ("", "the file is empty; give JSON lines"),
+        ('{"prompt": "a"}\n[1]\n', "line 2: want a JSON object"),
+        ('{"text": "a"}\n', r"no usable prompt .*'unreadable': 1.*want one of messages"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            check_files(config)
+    path.write_text('{"text": "a"}\n{"prompt": "a"}\n')
+    check_files(config)
+    with pytest.raises(ValueError, match="is a directory, want a file"):
+        check_files(configure(f"data.sources=['file:{tmp_path}']"))
 
 
 def test_hub_offline_is_one_clear_line(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
