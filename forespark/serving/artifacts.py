@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forespark import record
-from forespark.config import Config
+from forespark.config import Config, require_model
 
 HEADS = Path("forespark")  # beside the checkpoint, never inside it
 
@@ -211,8 +211,7 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
         ValueError: something is missing, corrupt or made for something else.
     """
     arm = config.arm
-    if not Path(config.target.model).exists() and "/" not in config.target.model.strip("./"):
-        raise ValueError(f"target model {config.target.model}: no such directory; run ./setup.sh")
+    require_model(config.target.model)
     if arm.drafter == "none":
         return Artifacts()
     drafter = drafter_dir(config, arm.drafter)

@@ -9,6 +9,7 @@ a killed run resumes where it was.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,11 @@ def _steps(config: Config, engine: Engine, batch: int, drafts: int) -> dict[str,
     curves = config.curves
     engine.planner.force_length = drafts
     engine.clear()
-    # Every step emits 1 to drafts + 1 tokens; requests must outlive the wanted steps.
-    tokens = (curves.steps_per_point + WARM_STEPS + 2) * (drafts + 1)
+    # Every step emits 1 to drafts + 1 tokens. Requests must outlive the wanted steps and
+    # those in which the last ones are still prefilled beside their own decoding.
+    free = max(config.target.max_num_batched_tokens - batch * (drafts + 1), 1)
+    prefill = math.ceil(batch * curves.context_len / free) + 2
+    tokens = (curves.steps_per_point + WARM_STEPS + prefill) * (drafts + 1)
     room = config.target.max_model_len - curves.context_len - 1
     vocabulary = len(engine.tokenizer)
     rng = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from forespark.config import Config
+from forespark.config import Config, require_model
 from forespark.training.loop import Trainer, drafter_of, log_writer, state_cache
 from forespark.training.rows import read_rows
 
@@ -81,6 +81,7 @@ def run(config: Config, name: str, out: Path | None = None, endpoint: str | None
         ValueError: bad corpus, target or checkpoint; the message names the remedy.
         OSError: the hidden-state server cannot be reached or died.
     """
+    require_model(config.target.model)
     prepare_cpu()
     run_dir = Path(config.run_dir)
     read_rows(corpus_sources(config))  # a bad corpus costs no server start
