@@ -8,6 +8,7 @@ compared at every anchor.
 
 from __future__ import annotations
 
+import prices
 import pytest
 import serve_child
 import tiny
@@ -85,6 +86,8 @@ def test_shipped_drafter(tmp_path):
     from forespark.training.states import LocalStates
 
     overrides = ["target=smollm2", "arm=forespark", f"drafter.dir={SHIPPED}"]
+    overrides += [f"run_dir={tmp_path}"]
+    prices.write(tmp_path)
     config = configuration.load(overrides)
     K = config.drafter.num_speculative_tokens
     texts = ["What causes the seasons?", "Write a short poem about rain.", "List five fruits."]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+import prices
 import pytest
 import serve_child
 
@@ -36,7 +37,7 @@ def run(tmp_path_factory):
     def serve(arm: str):
         tables = [f"run_dir={folder}"] if arm != "ar" else []
         if arm.startswith("forespark") and not (folder / "latency.json").exists():
-            write_prices(folder)
+            prices.write(folder)
         job = {
             "overrides": ["target=smollm2", f"arm={arm}", "target.cpu_kv_cache_gib=2", *tables],
             "requests": [{"chat": text, "max_tokens": 64} for text in prompts()],
@@ -45,25 +46,6 @@ def run(tmp_path_factory):
         return serve_child.serve(folder, arm, job)
 
     return serve
-
-
-def write_prices(folder):
-    """Prices that make drafting worth while, so that the test has drafts to check."""
-    from forespark import config as configuration
-    from forespark import record
-    from forespark.serving.artifacts import latency_key
-
-    tokens, batch = [1, 64, 512], [1, 64]
-    record.write_json(
-        folder / "latency.json",
-        {
-            "schema": 1,
-            "key": latency_key(configuration.load(["target=smollm2"])),
-            "draft": {"tokens": tokens, "ms": [5.0 + 0.05 * t for t in tokens]},
-            "verify": {"batch": batch, "per_request": [0, 7], "ms": [[50, 52], [90, 200]]},
-            "other": {"batch": batch, "ms": [1.0, 1.5]},
-        },
-    )
 
 
 @pytest.fixture(scope="module")
