@@ -16,7 +16,7 @@ def write(folder: Path) -> None:
         folder / "latency.json",
         {
             "schema": 1,
-            "key": latency_key(configuration.load(["target=smollm2"])),
+            "key": latency_key(configuration.load(["target=smollm2", f"run_dir={folder}"])),
             "draft": {"tokens": tokens, "ms": [5.0 + 0.05 * t for t in tokens]},
             "verify": {"batch": batch, "per_request": [0, 7], "ms": [[50, 52], [90, 200]]},
             "other": {"batch": batch, "ms": [1.0, 1.5]},
