@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from forespark.fore_d.survival import entries
+from forespark.fore_d.survival import check_logits
 
 MAX_REQUESTS = 4096  # one program ranks the whole batch in registers
 
@@ -74,11 +74,7 @@ def scores_kernel(
     Raises:
         ValueError: z has another number of entries than K and form ask for.
     """
-    if z.ndim != 2 or z.shape[1] != entries(K, form):
-        raise ValueError(
-            f"pre-draft logits: got shape {tuple(z.shape)}, want [R, {entries(K, form)}] "
-            f"for form {form!r} and K={K}"
-        )
+    check_logits(z, K, form)
     assert z.shape[0] == 0 or z.stride(1) == 1
     assert scale.is_contiguous() and bias.is_contiguous()
     R = z.shape[0]

@@ -28,6 +28,15 @@ def entries(K: int, form: str) -> int:
     return K * (K + 1) // 2 if form == "triangle" else K
 
 
+def check_logits(z: torch.Tensor, K: int, form: str) -> None:
+    """Refuse logits that are not [R, T] with the T that K and form ask for (ValueError)."""
+    if z.ndim != 2 or z.shape[1] != entries(K, form):
+        raise ValueError(
+            f"pre-draft logits: got shape {tuple(z.shape)}, want [R, {entries(K, form)}] "
+            f"for form {form!r} and K={K}"
+        )
+
+
 def row_offset(d: int, form: str) -> int:
     """Offset of the first entry that a length-d draft reads."""
     return d * (d - 1) // 2 if form == "triangle" else 0
@@ -99,11 +108,7 @@ def survival(
     Raises:
         ValueError: z has another number of entries than K and form ask for.
     """
-    if z.ndim != 2 or z.shape[1] != entries(K, form):
-        raise ValueError(
-            f"pre-draft logits: got shape {tuple(z.shape)}, want [R, {entries(K, form)}] "
-            f"for form {form!r} and K={K}"
-        )
+    check_logits(z, K, form)
     index, mask = _layout(K, form, z.device)
     logits = z.float() * scale + bias
     bad = logits.isnan().any(dim=1)
