@@ -4,7 +4,7 @@ Each is one launch and never waits for the device, so both can stand inside a ca
 graph: sizes are launch constants, the total is read from device memory. Their plain twins
 are ``envelope.scores_from_logits`` and ``split.top_prefix``, which a reader should read
 first. Values equal the twins' up to float32 rounding, choices are the same for the same
-values, ties included.
+values, ties included. Tested in Triton's interpreter; not run on a GPU yet.
 """
 
 from __future__ import annotations
