@@ -108,6 +108,7 @@ def test_scripts_explain_themselves_and_want_the_environment(name: str, tmp_path
     copy = tmp_path / "scripts" / name
     copy.parent.mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / name, copy)
+    shutil.copy(ROOT / "scripts" / "stage.sh", tmp_path / "scripts")
     asked = call("bash", copy, "--help")
     assert (asked.returncode, asked.stderr) == (0, "")
     assert asked.stdout.startswith(f"usage: scripts/{name} ")

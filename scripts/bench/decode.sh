@@ -5,13 +5,8 @@
 #   PLOT_ARGS="..."                            more arguments for plot/pareto.py, plot/breakdown.py
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-usage="usage: scripts/bench/decode.sh TARGET"
-case ${1:-} in
--h | --help) echo "$usage" && exit ;;
-"" | -*) echo "$usage" >&2 && exit 2 ;;
-esac
-[[ -x .venv/bin/python ]] || { echo "decode.sh: no .venv here; run ./setup.sh first" >&2; exit 2; }
-target=$1
+# shellcheck source=scripts/stage.sh
+source scripts/stage.sh
 # shellcheck disable=SC2086
 .venv/bin/python eval.py --target "$target" --bench decode ${EVAL_ARGS:-}
 for figure in pareto breakdown; do

@@ -6,13 +6,8 @@
 #   DRAFTERS="forespark dspark"   which drafters to train, in this order
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-usage="usage: scripts/training/train.sh TARGET"
-case ${1:-} in
--h | --help) echo "$usage" && exit ;;
-"" | -*) echo "$usage" >&2 && exit 2 ;;
-esac
-[[ -x .venv/bin/python ]] || { echo "train.sh: no .venv here; run ./setup.sh first" >&2; exit 2; }
-target=$1
+# shellcheck source=scripts/stage.sh
+source scripts/stage.sh
 # The *_ARGS are lists of words on purpose.
 # shellcheck disable=SC2086
 .venv/bin/python data.py --target "$target" ${DATA_ARGS:-}
