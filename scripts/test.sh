@@ -12,5 +12,5 @@ markers=()
 [[ "${FAST:-0}" != 1 ]] || markers=(-m "not engine")
 workers=${WORKERS:-$(($(nproc) < 2 ? 1 : 2))}
 parallel=()
-((workers <= 1)) || parallel=(-n "$workers" --dist loadfile)
+((workers <= 1)) || parallel=(-n "$workers" --dist loadfile --no-loadscope-reorder)
 .venv/bin/python -m pytest "${parallel[@]}" "${markers[@]}" "$@"

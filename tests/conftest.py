@@ -7,6 +7,7 @@ any test module loads.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 def root() -> Path:
     """The repository's root folder."""
     return ROOT
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the most engine tests first, so that no worker waits for another at the end."""
+    engines = Counter(item.path for item in items if item.get_closest_marker("engine"))
+    items.sort(key=lambda item: -engines[item.path])

@@ -12,8 +12,7 @@ from typing import Any
 
 from forespark.bench import answers, plan
 from forespark.bench.records import RECORDS, read_records
-from forespark.bench.server import ROOT
-from forespark.config import Config
+from forespark.config import Config, drafter_places
 from forespark.record import file_sha256, provenance, read_json, write_json
 
 RUN = "run.json"
@@ -84,12 +83,7 @@ def fixed_settings(config: Config) -> dict[str, Any]:
 
 def drafter_weights(config: Config, drafter: str) -> Path | None:
     """The checkpoint that serve.py would load for a drafter, or None."""
-    if config.drafter.dir is not None:
-        folders = [Path(config.drafter.dir)]
-    else:
-        own = Path(config.run_dir) / "drafters" / drafter
-        folders = [own, ROOT / "models" / f"{config.target.name}-{drafter}"]
-    found = (folder / "model.safetensors" for folder in folders)
+    found = (folder / "model.safetensors" for folder in drafter_places(config, drafter))
     return next((path for path in found if path.is_file()), None)
 
 

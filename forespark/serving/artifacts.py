@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forespark import record
-from forespark.config import Config, require_model
+from forespark.config import Config, drafter_places, require_model
 
 HEADS = Path("forespark")  # beside the checkpoint, never inside it
 
@@ -33,20 +33,10 @@ class Artifacts:
 def drafter_dir(config: Config, name: str) -> Path:
     """Checkpoint directory of a drafter.
 
-    Order: ``drafter.dir``, then this run's ``drafters/<name>``, then the one shipped as
-    ``models/<target>-<name>``.
-
     Raises:
-        ValueError: none of them holds a checkpoint.
+        ValueError: none of ``drafter_places`` holds a checkpoint.
     """
-    root = Path(__file__).resolve().parents[2]
-    if config.drafter.dir is not None:
-        places = [Path(config.drafter.dir)]
-    else:
-        places = [
-            Path(config.run_dir) / "drafters" / name,
-            root / "models" / f"{config.target.name}-{name}",
-        ]
+    places = drafter_places(config, name)
     for place in places:
         if (place / "model.safetensors").is_file() and (place / "config.json").is_file():
             return place

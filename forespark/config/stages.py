@@ -1,0 +1,208 @@
+"""Sections of the stages: data, train, calibrate, curves, eval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forespark.config.checks import (
+    names,
+    require,
+    require_least,
+    require_limit,
+    require_positive,
+)
+
+BENCHES = ("decode",)  # what eval.py --bench knows
+
+
+@dataclass
+class DataConfig:
+    """Corpus: prompts, the target's answers, tokens."""
+
+    sources: list[str] = field(default_factory=lambda: ["starter"])
+    # Prompts that must not be trained on (normalized and exact match), as sources.
+    exclude: list[str] = field(default_factory=lambda: ["starter:bench", "starter:calibration"])
+    limit: int | None = None  # prompts in all; None means every one
+    magpie_rows: int = 0  # user turns the target writes itself when "magpie" is a source
+    magpie_temperature: float = 1.0
+    max_tokens: int = 8192  # answer tokens per turn
+    max_prompt_tokens: int = 4096
+    temperature: float = 0.0
+    top_p: float = 1.0
+    concurrency: int = 64
+    keep_truncated: bool = False  # keep answers cut at max_tokens (counted either way)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_limit("data", self.limit)
+        require(bool(self.sources), "data.sources", self.sources, "at least one source")
+        require_least("data", self, 1, "max_tokens", "max_prompt_tokens", "concurrency")
+        require_least("data", self, 0, "magpie_rows", "magpie_temperature", "temperature")
+        require(0.0 < self.top_p <= 1.0, "data.top_p", self.top_p, "in (0, 1]")
+
+
+@dataclass
+class TrainConfig:
+    """Online training (paper, Section 4.5 and Appendix A)."""
+
+    epochs: int = 3
+    limit: int | None = None  # corpus rows; None means every one
+    max_steps: int | None = None
+    lr: float = 6e-4
+    dspark_lr: float = 3e-4
+    weight_decay: float = 0.0
+    warmup_ratio: float = 0.04
+    total_seq_len: int = 8192  # tokens per packed row
+    max_anchors: int = 3072  # per packed row
+    redraft_every: int = 4  # anchors re-drafted at length d < K: every fourth
+    lambda_pre: float = 1.0
+    lambda_post: float = 1.0
+    ce_weight: float = 0.1
+    tv_weight: float = 0.9
+    # First steps with cross-entropy alone: total variation has next to no gradient while
+    # draft and target do not overlap, and Adam and Muon scale up what noise is left of it.
+    ce_warmup_steps: int = 0
+    position_decay: float | None = None  # gamma of the position weights; None: library default
+    # Vocabulary rows of the training loss: None is all; N keeps the corpus's N most
+    # frequent tokens, the step's own tokens and ``loss_vocab_samples`` random others that
+    # stand for the rest in both softmaxes. The serving head always stays full, and
+    # validation always uses all rows.
+    loss_vocab: int | None = None
+    loss_vocab_samples: int = 2048
+    schedule: str = "cosine"  # cosine | wsd (constant, then linear to zero)
+    decay_fraction: float = 0.25  # wsd: last part of the run
+    max_minutes: float | None = None  # wall clock over all sessions of a run; also ends it
+    data: list[str] = field(default_factory=list)  # corpus folders or JSONL; [] is run_dir/corpus
+    validation_rows: int = 64  # held-out corpus rows per validation
+    validation_anchors: int = 48  # per held-out row
+    validation_fraction: float = 0.05
+    validate_every: int = 500  # steps
+    checkpoint_every: int = 500  # steps
+    optimizer: str = "adamw"  # adamw | muon (float32 Newton-Schulz for matrices)
+    muon_lr: float = 2e-3
+    logger: str = "tensorboard"  # tensorboard | wandb
+    attn_impl: str = "simple_flex_attention"
+    hidden_states: str = "server"  # server (vLLM, started or --endpoint) | local (in process)
+    cache_hidden_states: bool = True  # keep each row's states on disk after first use
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_limit("train", self.limit)
+        require_least("train", self, 1, "epochs", "total_seq_len", "max_anchors")
+        require_least("train", self, 1, "validate_every", "checkpoint_every")
+        require_positive("train", self, "lr", "dspark_lr", "muon_lr")
+        require(
+            self.max_steps is None or self.max_steps >= 1,
+            "train.max_steps (--max-steps)",
+            self.max_steps,
+            ">= 1 or unset",
+        )
+        require(
+            self.optimizer in ("adamw", "muon"), "train.optimizer", self.optimizer, "adamw or muon"
+        )
+        require(
+            self.schedule in ("cosine", "wsd"), "train.schedule", self.schedule, "cosine or wsd"
+        )
+        require(
+            self.hidden_states in ("server", "local"),
+            "train.hidden_states",
+            self.hidden_states,
+            "server or local",
+        )
+        require(
+            0.0 < self.decay_fraction <= 1.0,
+            "train.decay_fraction",
+            self.decay_fraction,
+            "in (0, 1]",
+        )
+        require(
+            self.logger in ("tensorboard", "wandb"),
+            "train.logger",
+            self.logger,
+            "tensorboard or wandb",
+        )
+
+
+@dataclass
+class CalibrateConfig:
+    """Calibration runs (paper, Appendix B)."""
+
+    sources: list[str] = field(default_factory=lambda: ["starter:calibration"])
+    limit: int | None = None  # prompts per run at most; None means the counts below
+    post_prompts: int = 1000
+    pre_prompts: int = 4000
+    max_tokens: int = 256
+    post_load: int = 16  # requests in flight
+    pre_loads: list[int] = field(default_factory=lambda: [1, 8, 32, 64, 128, 256, 512])
+    bins: int = 15
+    theta_grid: int = 41  # log-spaced in [0.1, 10]
+    min_samples: int = 50  # a cell with fewer keeps scale 1 and a shrunken bias
+
+    def __post_init__(self) -> None:
+        require_limit("calibrate", self.limit)
+        require_least("calibrate", self, 1, "max_tokens", "post_load", "bins", "theta_grid")
+        require(
+            bool(self.pre_loads) and all(load >= 1 for load in self.pre_loads),
+            "calibrate.pre_loads",
+            self.pre_loads,
+            "at least one number of requests, all >= 1",
+        )
+
+
+@dataclass
+class CurvesConfig:
+    """Latency profiling."""
+
+    batch_sizes: list[int] = field(default_factory=list)
+    verified_per_request: list[int] = field(default_factory=list)  # draft tokens
+    steps_per_point: int = 30
+    context_len: int = 256  # tokens already cached per request
+    limit: int | None = None  # points per table at most, spread over the range
+
+    def __post_init__(self) -> None:
+        require_limit("curves", self.limit)
+        require_least("curves", self, 1, "steps_per_point", "context_len")
+        require(
+            all(size >= 1 for size in self.batch_sizes),
+            "curves.batch_sizes",
+            self.batch_sizes,
+            "requests, all >= 1",
+        )
+
+
+@dataclass
+class BenchConfig:
+    """Workload sizes of eval.py."""
+
+    arms: list[str] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=lambda: ["starter:bench"])
+    output_tokens: int = 512
+    min_answer_tokens: int = 641  # only prompts whose AR answer is at least this long
+    rounds: int = 3  # interleaved repetitions of every (arm, load)
+    batches_per_point: int = 1
+    max_prompt_tokens: int = 1024
+    temperature: float = 0.0
+    seed: int = 0
+    limit: int | None = None  # prompts in all; loads above it are left out
+    # Small loads time more batches until a point holds this many requests (0: never).
+    requests_per_point: int = 0
+    warmup_tokens: int = 16  # untimed answer tokens per request at the start of a server
+    request_timeout_s: float = 900.0  # a batch that takes longer has failed
+
+    def __post_init__(self) -> None:
+        require_limit("bench", self.limit)
+        require(
+            all(load >= 1 for load in self.loads), "bench.loads", self.loads, "requests, all >= 1"
+        )
+        require_least("bench", self, 1, "output_tokens", "rounds", "batches_per_point")
+        require_least("bench", self, 1, "max_prompt_tokens")
+        require_least("bench", self, 0, "warmup_tokens", "temperature", "requests_per_point")
+        require_positive("bench", self, "request_timeout_s")
+        known = names("arm")
+        require(
+            len(set(self.arms)) == len(self.arms) and set(self.arms) <= set(known),
+            "bench.arms (--arm)",
+            self.arms,
+            f"each at most once, out of {', '.join(known)}",
+        )
