@@ -35,7 +35,7 @@ class Proposal:
         tokens: [R, K] int64 draft tokens, 0 past d_i.
         post_logits: [R, K] float32 post-draft logits, 0 past d_i.
         survival: [R, K] float32 calibrated post-draft survival, 0 past d_i.
-        scored: the pre-draft estimate that led to the lengths.
+        scored: the pre-draft estimate that led to the lengths; None when none was made.
         form: of ``scored.logits``, triangle or row.
     """
 
@@ -44,7 +44,7 @@ class Proposal:
     tokens: torch.Tensor
     post_logits: torch.Tensor
     survival: torch.Tensor
-    scored: Scored
+    scored: Scored | None
     form: str
 
     @property
@@ -66,7 +66,7 @@ class Proposal:
         lengths: torch.Tensor,
         lengths_host: np.ndarray,
         K: int,
-        scored: Scored,
+        scored: Scored | None,
         form: str,
     ) -> Proposal:
         """A proposal with lengths but no drafts yet."""
@@ -84,6 +84,7 @@ class Proposal:
 
     def logged(self, index: int) -> tuple[int, list[float], list[float]]:
         """(d, pre-draft logits of row d, post-draft logits) of one request, for traces."""
+        assert self.scored is not None, "detailed traces make an estimate in every step"
         d = int(self.lengths_host[index])
         start = row_offset(d, self.form) if d > 0 else 0
         z = self.scored.logits[index, start : start + d].tolist()

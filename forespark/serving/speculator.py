@@ -31,7 +31,7 @@ from forespark.serving import packed
 from forespark.serving.conv import BlockOffsets, use_packed_conv
 from forespark.serving.estimate import Estimators
 from forespark.serving.planner import Planner
-from forespark.serving.proposal import Proposal
+from forespark.serving.proposal import Proposal, Scored
 
 
 class ForeSparkSpeculator(DFlash2Speculator):
@@ -75,6 +75,8 @@ class ForeSparkSpeculator(DFlash2Speculator):
         # Splitting on a GPU needs lengths that never reach the host, and so kernels and
         # graphs per token bucket; until those exist the host splits there.
         self.host_split = settings["split"] == "host" or device.type != "cpu"
+        # Full blocks need no pre-draft estimate, unless a trace shall hold it.
+        self.estimates_first = settings["draft"] == "planned" or bool(settings["trace_detail"])
         self.offsets = BlockOffsets(self.max_num_tokens, device)
         self.manager: Any = None
         self.last: Proposal | None = None
@@ -176,8 +178,10 @@ class ForeSparkSpeculator(DFlash2Speculator):
             input_batch.num_computed_tokens_np[:count] + input_batch.num_scheduled_tokens[:count]
             >= input_batch.prefill_len_np[:count]
         )
-        scored = self.estimators.before_draft(context[anchors.row], self._embed(anchors.token))
-        self.planner.scores.send(slots, scored.scores)
+        scored = None
+        if self.estimates_first:
+            scored = self.estimators.before_draft(context[anchors.row], self._embed(anchors.token))
+            self.planner.scores.send(slots, scored.scores)
         room = self.max_model_len - 2 - input_batch.seq_lens_cpu_upper_bound[:count].numpy()
         limits = np.where(samples, np.clip(room, 0, self.num_speculative_steps), 0)
         # Requests still prefilling bring about as many prompt tokens to the next step.
@@ -188,7 +192,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         elif self.host_split:
             lengths_host = self.planner.split_on_host(slots, limits, total)
         else:
-            lengths_host = split(scored.scores, total, torch.from_numpy(limits)).numpy()
+            lengths_host = self._split(scored, total, limits)
         lengths_host = lengths_host.astype(np.int64)
         lengths = torch.from_numpy(lengths_host).to(context.device, non_blocking=True)
         proposal = Proposal.empty(
@@ -196,8 +200,15 @@ class ForeSparkSpeculator(DFlash2Speculator):
         )
         counters = self.planner.counters
         counters.drafted, counters.drafter_tokens = proposal.num_drafts, proposal.num_tokens
-        self._count_bad(scored.bad)
+        if scored is not None:
+            self._count_bad(scored.bad)
         return proposal
+
+    def _split(self, scored: Scored | None, total: int, limits: np.ndarray) -> np.ndarray:
+        """[R] draft lengths: whole blocks, or the planned total over this step's scores."""
+        if scored is None:
+            return limits
+        return split(scored.scores, total, torch.from_numpy(limits)).numpy()
 
     def _count_bad(self, bad: torch.Tensor) -> None:
         if bad.device.type == "cpu":  # elsewhere counting them would wait for the device
