@@ -54,6 +54,8 @@ class TrainConfig:
     warmup_ratio: float = 0.04
     total_seq_len: int = 8192  # tokens per packed row
     max_anchors: int = 3072  # per packed row
+    # A row ends where an answer has repeated itself for more tokens than this; None: never.
+    most_repeated: int | None = None
     redraft_every: int = 4  # anchors re-drafted at length d < K: every fourth
     lambda_pre: float = 1.0
     lambda_post: float = 1.0
@@ -91,6 +93,12 @@ class TrainConfig:
         require_least("train", self, 1, "epochs", "total_seq_len", "max_anchors")
         require_least("train", self, 1, "validate_every", "checkpoint_every")
         require_positive("train", self, "lr", "dspark_lr", "muon_lr")
+        require(
+            self.most_repeated is None or self.most_repeated >= 0,
+            "train.most_repeated",
+            self.most_repeated,
+            ">= 0 or unset",
+        )
         require(
             self.max_steps is None or self.max_steps >= 1,
             "train.max_steps (--max-steps)",

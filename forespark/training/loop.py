@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from forespark.config import Config
+from forespark.config import Config, TrainConfig
 from forespark.models.base import LossOptions, LossRows, cycle_length, draw_rows, state_scale
 from forespark.models.blocks import select_anchors
 from forespark.models.build import build_drafter
@@ -35,8 +35,6 @@ WARMUP_WITHOUT_END = 50  # steps, when only a time limit bounds the run
 def drafter_of(config: Config, name: str) -> ForeSparkDrafter | DSparkDrafter:
     """A fresh drafter shaped by the configuration."""
     shape, train = config.drafter, config.train
-    if shape.directional:
-        raise ValueError("drafter.directional: causal blocks cannot be trained yet; leave it false")
     return build_drafter(
         name,
         target_model=config.target.model,
@@ -48,15 +46,21 @@ def drafter_of(config: Config, name: str) -> ForeSparkDrafter | DSparkDrafter:
         estimator_rank=shape.estimator_rank,
         mask_token_id=shape.mask_token_id,
         init=shape.init,
-        options=LossOptions(
-            ce_weight=train.ce_weight,
-            tv_weight=train.tv_weight,
-            position_decay=train.position_decay,
-            lambda_pre=train.lambda_pre,
-            lambda_post=train.lambda_post,
-            redraft_every=train.redraft_every,
-        ),
+        directional=shape.directional,
+        options=loss_options(train),
         seed=train.seed,
+    )
+
+
+def loss_options(train: TrainConfig) -> LossOptions:
+    """The objective's weights as the configuration has them."""
+    return LossOptions(
+        ce_weight=train.ce_weight,
+        tv_weight=train.tv_weight,
+        position_decay=train.position_decay,
+        lambda_pre=train.lambda_pre,
+        lambda_post=train.lambda_post,
+        redraft_every=train.redraft_every,
     )
 
 
@@ -119,7 +123,7 @@ class Trainer:
     # -- data ---------------------------------------------------------------------------
 
     def _read(self) -> None:
-        found = rows.read_rows(self.sources, self.train.limit)
+        found = rows.read_rows(self.sources, self.train.limit, self.train.most_repeated)
         self.corpus = {row.id: row for row in found}
         training, held_out = rows.split_rows(found, self.train.validation_fraction)
         self.held_out = sorted(held_out, key=lambda row: row.id)[: self.train.validation_rows]
@@ -256,10 +260,10 @@ class Trainer:
         }
         print(f"step {self.step} epoch {self.epoch} {self.elapsed / 60:.1f} min "
               f"validation {shown}", flush=True)  # fmt: skip
-        export_drafter(
-            self.model, self.out, target=self.config.target.name,
-            info={"step": self.step, "elapsed_s": self.elapsed, "validation": values},
-        )  # fmt: skip
+        self._export({"step": self.step, "elapsed_s": self.elapsed, "validation": values})
+
+    def _export(self, info: dict[str, Any]) -> None:
+        export_drafter(self.model, self.out, target=self.config.target.name, info=info)
 
     def fit(self, writer: Any) -> Path:
         """Train to the end of the schedule (or a signal), leaving checkpoint and export."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,41 @@ def _read_folder(source: Path) -> Iterator[CorpusRow]:
     return (_row(raw, str(source)) for raw in corpus)
 
 
-def read_rows(sources: Sequence[Path], limit: int | None = None) -> list[CorpusRow]:
+def cut_loops(row: CorpusRow, most: int, gram: int = 8) -> CorpusRow:
+    """The row up to where an answer has repeated itself for more than ``most`` tokens.
+
+    A small target decoded greedily often falls into a loop until its answer is cut off. Such
+    tokens are copied with ease and would be most of a corpus, while a served draft meets
+    few of them. A token counts as repeated when it ends ``gram`` tokens that were in the
+    same answer before.
+
+    Args:
+        most: repeated tokens in a row that are kept.
+    """
+    seen: set[tuple[int, ...]] = set()
+    written = repeated = 0  # tokens of this answer, and how many of the last were repeated
+    for index, mask in enumerate(row.loss_mask):
+        if not mask:
+            seen, written, repeated = set(), 0, 0
+            continue
+        written += 1
+        if written < gram:
+            continue
+        tail = row.input_ids[index + 1 - gram : index + 1]
+        repeated = repeated + 1 if tail in seen else 0
+        seen.add(tail)
+        if repeated > most:
+            return replace(row, input_ids=row.input_ids[:index], loss_mask=row.loss_mask[:index])
+    return row
+
+
+def read_rows(
+    sources: Sequence[Path], limit: int | None = None, most_repeated: int | None = None
+) -> list[CorpusRow]:
     """Rows of all sources in order, the first of each id, rows without labels left out.
+
+    Args:
+        most_repeated: ends each row where ``cut_loops`` does; None keeps rows whole.
 
     Raises:
         ValueError: a source is missing or malformed, or nothing is left to train on.
@@ -102,7 +135,7 @@ def read_rows(sources: Sequence[Path], limit: int | None = None) -> list[CorpusR
     if not kept:
         names = ", ".join(map(str, sources))
         raise ValueError(f"{names}: no row with a labelled token; run `python data.py` first")
-    return kept
+    return kept if most_repeated is None else [cut_loops(row, most_repeated) for row in kept]
 
 
 def split_rows(

@@ -67,3 +67,34 @@ def test_packs_hold_every_row_once_within_the_budget():
 def test_frequent_answer_tokens():
     row = rows.CorpusRow("a", "a", (7, 7, 7, 5, 5, 3, 9), (0, 0, 0, 1, 1, 1, 1))
     assert rows.frequent_tokens([row], 2).tolist() == [3, 5]
+
+
+def _answer(prompt: list[int], *answers: list[int]) -> rows.CorpusRow:
+    ids, mask = list(prompt), [0] * len(prompt)
+    for answer in answers:
+        ids, mask = [*ids, *answer, 1], [*mask, *([1] * len(answer)), 0]
+    return rows.CorpusRow("a", "a", tuple(ids), tuple(mask))
+
+
+def test_a_looping_answer_ends_soon_after_its_loop_begins():
+    start, loop = list(range(10, 30)), list(range(100, 112))
+    row = _answer([5] * 40, [*start, *loop * 6])  # the prompt's own repetition does not count
+    cut = rows.cut_loops(row, most=4)
+    # The loop's second round repeats 8 tokens for the first time at its eighth token.
+    assert len(cut.input_ids) == 40 + 20 + 12 + 7 + 4
+    assert cut.input_ids == row.input_ids[: len(cut.input_ids)] and len(cut.loss_mask) == 83
+    assert rows.cut_loops(row, most=100) == row
+
+
+def test_answers_that_share_text_are_not_loops():
+    same = list(range(10, 40))
+    row = _answer([1, 2], same, same)
+    assert rows.cut_loops(row, most=0) == row
+
+
+def test_corpora_are_read_cut(tmp_path):
+    loop = list(range(100, 112)) * 6
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps({"id": "a", "input_ids": loop, "loss_mask": [1] * 72}) + "\n")
+    assert len(rows.read_rows([path])[0].input_ids) == 72
+    assert len(rows.read_rows([path], most_repeated=2)[0].input_ids) == 12 + 7 + 2
