@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibration": {"fore_d", "record"},
     "training": {"models", "data", "config", "record"},
     "serving": {"models", "fore_d", "config", "record", "process"},
-    "bench": {"config", "record", "process"},
+    "bench": {"fore_d", "config", "record", "process"},
 }
 # Third-party packages kept to some rooms ("plot" is the folder beside the package).
 ONLY_IN = {"vllm": {"serving"}}

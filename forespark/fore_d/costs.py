@@ -88,6 +88,20 @@ def _pad(buckets: np.ndarray, tokens: int) -> int:
     return buckets[at] if at < len(buckets) else tokens
 
 
+@njit(cache=True)
+def _per_token(
+    xs: np.ndarray, ys: np.ndarray, buckets: np.ndarray, tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Padded size and price of 0..tokens tokens: a table that outgrows its profile is
+    rebuilt inside a step, so no Python loop."""
+    padded, price = np.empty(tokens + 1, np.int64), np.empty(tokens + 1)
+    segment = 0
+    for t in range(tokens + 1):
+        padded[t] = _pad(buckets, t)
+        price[t], segment = _interpolate(xs, ys, float(padded[t]), segment)
+    return padded, price
+
+
 def _axis(values: Any, name: str, least: int, points: int = 2) -> np.ndarray:
     axis = np.asarray(values, dtype=np.int64).reshape(-1)
     if len(axis) < points or np.any(np.diff(axis) <= 0) or np.any(axis < least):
@@ -164,11 +178,8 @@ class CostTables:
         """(Re)build the per-token draft price and the bucket each token count pads to."""
         buckets = self.draft_tokens if self.draft_stepwise else np.zeros(0, np.int64)
         xs, ys = self.draft_tokens.astype(np.float64), self.draft_points_ms
-        self.draft_padded = np.array([_pad(buckets, t) for t in range(tokens + 1)])
+        self.draft_padded, self.draft_table = _per_token(xs, ys, buckets, tokens)
         self.draft_padded[0] = 0
-        self.draft_table = np.array(
-            [_interpolate(xs, ys, float(t), 0)[0] for t in self.draft_padded]
-        )
         self.draft_table[0] = 0.0
 
     def draft_arrays(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:

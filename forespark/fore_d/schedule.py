@@ -17,12 +17,13 @@ pairs in one pass: a smaller B in the same verify bucket is seen too, and loses.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
-from forespark.fore_d.costs import CostTables, _interpolate, _pad
+from forespark.fore_d.costs import CostTables, _interpolate
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +37,66 @@ class Plan:
 
 
 def pool(
-    g: np.ndarray,  # [R, K] scores, rows non-increasing
+    g: np.ndarray,  # [R, K] scores
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positive scores sorted descending [P], and those of position 1 alone [F].
+    """Positive scores sorted descending [P], and those of position 1 alone [F]; float64.
 
     Equal scores need no further order: totals only depend on how many first positions
-    are among the top M, and first positions win ties. NaN counts as 0.
+    are among the top M, and first positions win ties. A row counts up to its first NaN or
+    score that is not positive, and never rises: a position cannot be drafted without those
+    before it, so it is worth no more than they are (as in ``split``).
     """
-    flat = np.sort(g, axis=None)
-    if flat.size and np.isnan(flat[-1]):
-        g = np.nan_to_num(g, nan=0.0)
-        flat = np.sort(g, axis=None)
-    first = np.sort(g[:, 0]) if g.size else flat
-    cut = np.searchsorted(flat, 0.0, side="right")
-    cut_first = np.searchsorted(first, 0.0, side="right")
-    return flat[cut:][::-1].astype(np.float64), first[cut_first:][::-1].astype(np.float64)
+    scores, first = _ascending(g)
+    return scores[::-1].astype(np.float64), first[::-1].astype(np.float64)
+
+
+def _ascending(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``pool`` the other way round, in the scores' own type: what the search reads."""
+    scores, first = _positive(np.ascontiguousarray(g))
+    # numpy sorts with vector instructions, numba does not.
+    scores.sort()
+    first.sort()
+    return scores, first
 
 
 @njit(cache=True)
-def _tokens_by_total(ranked: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Drafter tokens M + P(M) of the top-M schedule for M = 0..P."""
-    tokens = np.zeros(len(ranked) + 1, dtype=np.int64)
-    drafted = 0
-    for m in range(1, len(ranked) + 1):
-        # First positions lead their ties, so one as large as the m-th score is in.
-        if drafted < len(first) and first[drafted] >= ranked[m - 1]:
-            drafted += 1
-        tokens[m] = m + drafted
-    return tokens
+def _positive(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positive scores of every row, lowered to the least before them; first positions."""
+    R, K = g.shape
+    scores, first = np.empty(R * K, g.dtype), np.empty(R, g.dtype)
+    count, rows = 0, 0
+    for r in range(R):
+        if not (K > 0 and g[r, 0] > 0):  # not: NaN too
+            continue
+        least = g[r, 0]
+        first[rows] = least
+        rows += 1
+        for j in range(K):
+            if not g[r, j] > 0:
+                break
+            least = min(least, g[r, j])
+            scores[count] = least
+            count += 1
+    return scores[:count], first[:rows]
+
+
+@njit(cache=True)
+def _verify_price(
+    total: int, buckets: np.ndarray, at: int, xs: np.ndarray, ys: np.ndarray, segment: int
+) -> tuple[float, int, int]:
+    """Milliseconds of a target forward; ``at`` and ``segment`` are where the last, smaller
+    total was found in the buckets and between the measured points."""
+    while at < len(buckets) and buckets[at] < total:
+        at += 1
+    padded = buckets[at] if at < len(buckets) else total
+    ms, segment = _interpolate(xs, ys, float(padded), segment)
+    return ms, at, segment
 
 
 @njit(cache=True)
 def _best(
-    ranked: np.ndarray,  # [P] descending
-    tokens: np.ndarray,  # [P + 1]
+    scores: np.ndarray,  # [P] ascending
+    first: np.ndarray,  # [F] ascending
     n: int,
     N: int,
     draft_ms: np.ndarray,
@@ -78,23 +105,58 @@ def _best(
     ys: np.ndarray,
     buckets: np.ndarray,
     other: float,
-) -> tuple[int, int, float]:
-    best_m, best_b, best = 0, 0, -1.0
+) -> tuple[int, int, float, int]:
+    """(M, B, objective, drafter tokens). ``rows`` counts the drafted requests of the top b,
+    ``wide`` those of the top m: first positions lead their ties, so one as large as the
+    m-th score is among the top m."""
+    best_m, best_b, best, best_tokens = 0, 0, -1.0, 0
+    top, lead = len(scores) - 1, len(first) - 1
     gain = float(n)
-    m = 0
-    segment = 0
-    for b in range(len(ranked) + 1):
+    rows, m, wide = 0, 0, 0
+    at, segment = 0, 0
+    for b in range(len(scores) + 1):
         if b > 0:
-            gain += ranked[b - 1]
-        m = max(m, b)
-        room = draft_padded[tokens[b]]
-        while m < len(ranked) and tokens[m + 1] <= room:
-            m += 1
-        verify, segment = _interpolate(xs, ys, float(_pad(buckets, N + b)), segment)
-        value = gain / (draft_ms[tokens[m]] + verify + other)
+            score = scores[top + 1 - b]
+            gain += score
+            rows += lead >= rows and first[lead - rows] >= score
+        if m < b:
+            m, wide = b, rows
+        room = draft_padded[b + rows]
+        while m <= top:
+            wider = wide + (lead >= wide and first[lead - wide] >= scores[top - m])
+            if m + 1 + wider > room:
+                break
+            m, wide = m + 1, wider
+        verify, at, segment = _verify_price(N + b, buckets, at, xs, ys, segment)
+        value = gain / (draft_ms[m + wide] + verify + other)
         if value > best:
-            best_m, best_b, best = m, b, value
-    return best_m, best_b, best
+            best_m, best_b, best, best_tokens = m, b, value, m + wide
+    return best_m, best_b, best, best_tokens
+
+
+@njit(cache=True)
+def _best_budget(
+    scores: np.ndarray,  # [P] ascending
+    present: int,
+    n: int,
+    N: int,
+    xs: np.ndarray,
+    ys: np.ndarray,
+    buckets: np.ndarray,
+    fixed: float,
+) -> int:
+    """``_best`` once the draft is made and paid for."""
+    best_b, best = 0, -1.0
+    gain = float(n)
+    at, segment = 0, 0
+    for b in range(min(len(scores), present) + 1):
+        if b > 0:
+            gain += scores[len(scores) - b]
+        verify, at, segment = _verify_price(N + b, buckets, at, xs, ys, segment)
+        value = gain / (verify + fixed)
+        if value > best:
+            best_b, best = b, value
+    return best_b
 
 
 def plan(
@@ -110,13 +172,14 @@ def plan(
     """
     assert g.ndim == 2, g.shape
     assert min(n, N) >= 0, (n, N)
-    ranked, first = pool(g)
-    tokens = _tokens_by_total(ranked, first)
-    draft_ms, padded = costs.draft_arrays(int(tokens[-1]))
+    scores, first = _ascending(g)
+    draft_ms, padded = costs.draft_arrays(len(scores) + len(first))
     xs, ys = costs.verify_knots(n)
     other = costs.other_ms(n) if price_other else 0.0
-    m, b, value = _best(ranked, tokens, n, N, draft_ms, padded, xs, ys, costs.verify_buckets, other)
-    return Plan(m, b, value, int(tokens[m]))
+    m, b, value, tokens = _best(
+        scores, first, n, N, draft_ms, padded, xs, ys, costs.verify_buckets, other
+    )
+    return Plan(m, b, value, tokens)
 
 
 def plan_reference(
@@ -127,12 +190,14 @@ def plan_reference(
     price_other: bool = True,
 ) -> Plan:
     """Plain twin of ``plan``: every (M, B) pair, slow and readable."""
-    ranked = [
-        (-float(score), j, r)
-        for r, row in enumerate(np.nan_to_num(np.asarray(g, dtype=np.float64), nan=0.0))
-        for j, score in enumerate(row)
-        if score > 0
-    ]
+    ranked = []
+    for r, row in enumerate(np.asarray(g, dtype=np.float64).tolist()):
+        least = math.inf
+        for j, score in enumerate(row):
+            least = 0.0 if math.isnan(score) else min(least, score)
+            if least <= 0:
+                break
+            ranked.append((-least, j, r))
     ranked.sort()
     other = costs.other_ms(n) if price_other else 0.0
     tokens = [0]
@@ -167,12 +232,8 @@ def replan_budget(
     The draft price is fixed by now but stays in the denominator, since it belongs to
     the step whose rate is maximised.
     """
-    ranked = pool(scores)[0][: max(drafts_present, 0)]
     xs, ys = costs.verify_knots(n)
     fixed = costs.draft_ms(drafter_tokens) + (costs.other_ms(n) if price_other else 0.0)
-    # Zero drafter tokens for every B leave the fixed price as the only draft cost.
-    free = np.zeros(len(ranked) + 1, dtype=np.int64)
-    nothing = np.zeros(1, dtype=np.int64)
-    return int(
-        _best(ranked, free, n, N, np.zeros(1), nothing, xs, ys, costs.verify_buckets, fixed)[1]
-    )
+    ranked = _ascending(scores)[0]
+    buckets = costs.verify_buckets
+    return int(_best_budget(ranked, max(drafts_present, 0), n, N, xs, ys, buckets, fixed))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numba import njit
 
 
 def top_prefix_reference(
@@ -58,21 +59,72 @@ def top_prefix(
         raise ValueError(
             f"need values [R, K] and total >= 0 tokens, got shape {tuple(values.shape)}, {total}"
         )
-    R, K = values.shape
-    if R == 0 or K == 0:
-        return torch.zeros(R, dtype=torch.int64, device=values.device)
     if values.is_cuda:
         from forespark.fore_d.kernels import top_prefix_kernel
 
         return top_prefix_kernel(values, limits, torch.full((1,), total, device=values.device))
-    ranked = values.float().nan_to_num(nan=0.0).clamp(min=0).cummin(dim=1).values
-    inside = torch.arange(K, device=values.device) < limits[:, None]
-    ranked = ranked.masked_fill(~inside, -1.0)
-    # Position-major order and a stable sort are the tie rule; torch.topk has none.
-    order = ranked.T.reshape(-1).argsort(descending=True, stable=True)[:total]
-    chosen = torch.zeros(K * R, dtype=torch.int64, device=values.device)
-    chosen[order] = 1
-    return (chosen.view(K, R).T * inside).sum(dim=1)
+    lengths = top_prefix_host(
+        values.detach().float().contiguous().numpy(), limits.to(torch.int64).numpy(), total
+    )
+    return torch.from_numpy(lengths)
+
+
+def top_prefix_host(
+    values: np.ndarray,  # [R, K] float32, contiguous
+    limits: np.ndarray,  # [R] int64
+    total: int,
+) -> np.ndarray:
+    """``top_prefix`` on host arrays: the total-th largest value is found without a full sort,
+    then everything above it is taken and ties are handed out by the rule."""
+    room = np.clip(limits, 0, values.shape[1])
+    inside = _inside(values, room)
+    if total >= len(inside):
+        return room
+    if total == 0:
+        return np.zeros_like(room)
+    cut = len(inside) - total
+    inside.partition(cut)
+    return _take(values, room, inside[cut], total)
+
+
+@njit(cache=True)
+def _inside(values: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Entries inside the limits as ``top_prefix`` ranks them, in one flat array."""
+    out = np.empty(room.sum(), values.dtype)
+    count = 0
+    for r in range(len(room)):
+        least = np.float32(np.inf)
+        for j in range(room[r]):
+            # False for NaN too, which ends the row at 0.
+            least = min(least, values[r, j]) if values[r, j] > 0 else np.float32(0)
+            out[count] = least
+            count += 1
+    return out
+
+
+@njit(cache=True)
+def _take(values: np.ndarray, room: np.ndarray, least: float, total: int) -> np.ndarray:
+    """Lengths of all entries above ``least`` and of so many equal ones that ``total`` is met."""
+    R = len(room)
+    lengths, ends = np.empty(R, np.int64), np.empty(R, np.int64)
+    for r in range(R):
+        d = 0
+        while d < room[r] and values[r, d] > least:
+            d += 1
+        lengths[r] = d
+        total -= d
+        # Zero is the least there is, so then every entry left in the row equals it.
+        while d < room[r] and (values[r, d] >= least or least <= 0):
+            d += 1
+        ends[r] = d
+    for j in range(values.shape[1]):
+        for r in range(R):
+            if total == 0:
+                return lengths
+            if lengths[r] == j < ends[r]:
+                lengths[r] += 1
+                total -= 1
+    return lengths
 
 
 def split(
