@@ -3,7 +3,9 @@
 Symbols: T = tokens of a packed row, A = anchors, W = slots of a block (the anchor and d
 masks for DFlash 2; K slots for DSpark, which predicts from its anchor too), H = hidden
 size. Attention follows the paper, Section 4.1: a block sees its document's context before
-the anchor (as keys and values made from the fused target features) and itself, both ways.
+the anchor (as keys and values made from the fused target features) and itself, both ways;
+a directional drafter's block sees only its earlier slots (Section 4.2), so that a short draft
+is the beginning of a long one.
 
 speculators runs this as one masked attention over [A*W, T + A*W]; blocks never see each
 other, so here each document's blocks attend to its own context and, separately, to
@@ -134,8 +136,9 @@ def _attention(
     anchors: torch.Tensor,  # [A] sorted row indices
     cos: torch.Tensor,  # [A, W, D]
     sin: torch.Tensor,
+    causal: bool,
 ) -> torch.Tensor:
-    """Bidirectional inside the block, plus the context before the anchor, [A, W, H]."""
+    """The block, or its slots so far, plus the context before the anchor, [A, W, H]."""
     blocks, width, _ = x.shape
     dim = attention.head_dim
     q = attention.q_norm(attention.q_proj(x).view(blocks, width, -1, dim))
@@ -152,6 +155,10 @@ def _attention(
     # [A, kv, W, g, dim] x [A, kv, dim, W]: scores against the block itself.
     own = q.permute(0, 2, 1, 3, 4).reshape(blocks, kv_heads, width * group, dim)
     own_scores = own @ k.permute(0, 2, 3, 1)
+    if causal:
+        slot = torch.arange(width)
+        later = slot > slot.repeat_interleave(group)[:, None]  # [W*g, W]
+        own_scores = own_scores.masked_fill(later, float("-inf"))
     own_v = v.permute(0, 2, 1, 3)  # [A, kv, W, dim]
     outputs = []
     for start, length in zip(context.starts, context.row.lengths, strict=True):
@@ -182,6 +189,7 @@ def draft_hidden(
     context: Context,
     anchors: torch.Tensor,  # [A] sorted row indices
     width: int,  # W
+    causal: bool = False,  # directional: a slot sees itself and those before it
 ) -> torch.Tensor:
     """Last hidden states of every slot, after the drafter's norm, [A, W, H]."""
     row = context.row
@@ -195,7 +203,7 @@ def draft_hidden(
         h = layer.input_layernorm(x)
         if convolved:
             h, kernel = _convolve(layer.attention_conv, h)
-        h = _attention(layer.self_attn, h, context, anchors, cos, sin)
+        h = _attention(layer.self_attn, h, context, anchors, cos, sin, causal)
         if convolved:
             h = grouped_conv(h, kernel, layer.attention_conv.base_kernel[1])
         x = x + h

@@ -26,12 +26,14 @@ def build_drafter(
     mask_token_id: int | None,
     options: LossOptions,
     init: str = "random",
+    directional: bool = False,
     seed: int = 0,
 ) -> ForeSparkDrafter | DSparkDrafter:
     """A fresh drafter for a target checkpoint, its embeddings and head frozen copies.
 
     Raises:
-        ValueError: the name is unknown or the target cannot be read.
+        ValueError: the name is unknown, DSpark shall be directional, or the target cannot be
+            read.
     """
     from speculators.models.dflash2 import DFlash2DraftModel
     from speculators.models.dspark import DSparkDraftModel
@@ -40,6 +42,8 @@ def build_drafter(
 
     if name not in ("forespark", "dspark"):
         raise ValueError(f"drafter: got {name!r}, want forespark or dspark")
+    if directional and name == "dspark":
+        raise ValueError("drafter.directional: got true for dspark, only forespark drafters can be")
     try:
         shape = create_transformer_layer_config(
             target_model, num_layers, "qwen3", None, 2048, list(range(num_layers))
@@ -65,9 +69,11 @@ def build_drafter(
         return DSparkDrafter(_started(core, init, target_model), options)
     core = DFlash2DraftModel.from_training_args(
         shape, block_size=num_speculative_tokens + 1, selector_rank=selector_rank,
-        selector_top_k=selector_top_k, **arguments,
+        # vLLM makes the attention of every draft layer causal by this field's opposite.
+        selector_top_k=selector_top_k, sliding_window_non_causal=not directional, **arguments,
     )  # fmt: skip
-    return ForeSparkDrafter(_started(core, init, target_model), estimator_rank, options)
+    core = _started(core, init, target_model)
+    return ForeSparkDrafter(core, estimator_rank, options, directional)
 
 
 def _started(core: nn.Module, init: str, target_model: str) -> nn.Module:

@@ -7,6 +7,8 @@ Section 4.5 and Appendix A.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -25,17 +27,55 @@ from forespark.models.losses import (
 )
 
 
+@dataclass
+class Drafted:
+    """Length-K drafts of one row's anchors and the drafter's own losses, [P] labelled."""
+
+    mask: torch.Tensor  # [A, K] labelled positions
+    hidden: torch.Tensor  # [P, H]
+    feature: torch.Tensor  # [P, selector_rank]: s
+    scores: torch.Tensor  # [P, k+1] selector scores of the candidates and of the label
+    target_probs: torch.Tensor  # [P, k]
+    accepted: torch.Tensor  # [A] greedy counts
+    unary: torch.Tensor  # weighted CE + TV
+    choice: torch.Tensor  # the selector's cross-entropy
+    metrics: Metrics
+
+
+@dataclass
+class Judged:
+    """Drafts of one length and what of them would be accepted, without gradients."""
+
+    mask: torch.Tensor  # [A, d]
+    hidden: torch.Tensor  # [P, H]
+    feature: torch.Tensor  # [P, selector_rank]
+    alpha: torch.Tensor  # [A, d]
+    accepted: torch.Tensor  # [A]
+
+
+def no_loss(model: nn.Module) -> tuple[torch.Tensor, Metrics]:
+    """Of a row without anchors: a zero that still has gradients."""
+    return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0, {}
+
+
 class ForeSparkDrafter(Drafter):
-    """DFlash 2 core plus pre- and post-draft estimators."""
+    """DFlash 2 core plus pre- and post-draft estimators.
+
+    Args:
+        directional: causal blocks; the pre-draft estimator then has row K only, since a
+            shorter draft is the beginning of a longer one (Section 4.2).
+    """
 
     def __init__(
         self,
         core: nn.Module,
         estimator_rank: int,
         options: LossOptions | None = None,
-        form: str = "triangle",
+        directional: bool = False,
     ) -> None:
         super().__init__(core, options or LossOptions())
+        self.directional = directional
+        form = "row" if directional else "triangle"
         hidden = core.config.transformer_layer_config.hidden_size
         embedding = core.embed_tokens.weight
         rms = embedding.detach().float().square().mean().sqrt()
@@ -56,7 +96,7 @@ class ForeSparkDrafter(Drafter):
         length: int,
     ) -> torch.Tensor:
         """h of draft positions 1..length in a draft of exactly that length, [A, length, H]."""
-        return draft_hidden(self.core, context, anchors, length + 1)[:, 1:]
+        return draft_hidden(self.core, context, anchors, length + 1, self.directional)[:, 1:]
 
     def selector_scores(
         self,
@@ -79,12 +119,47 @@ class ForeSparkDrafter(Drafter):
         rows: LossRows,
     ) -> tuple[torch.Tensor, Metrics]:
         """Loss of one packed row; without anchors, a zero that still has gradients."""
-        options, k = self.options, self.num_speculative_tokens
+        options = self.options
         if anchors.numel() == 0:
-            return sum(p.sum() for p in self.parameters() if p.requires_grad) * 0.0, {}
+            return no_loss(self)
         context = Context(self.core, row)
-        mask = label_mask(row, anchors, k)
-        hidden = self.draft(context, anchors, k)[mask]
+        d = self._drafted(row, context, anchors, rows)
+        alpha = spread(soft_acceptance(d.target_probs, d.scores[:, :-1].detach()), d.mask)
+        post, metrics = post_draft_loss(
+            spread(self.post(d.hidden, d.feature), d.mask), alpha, d.mask,
+            options.position_decay, d.accepted,
+        )  # fmt: skip
+        pre, pre_metrics = self._pre_loss(
+            row, context, anchors, length, rows, alpha, d.mask, d.accepted
+        )
+        total = d.unary + d.choice + options.lambda_pre * pre + options.lambda_post * post
+        metrics |= pre_metrics | d.metrics
+        metrics |= {"loss_sum": total.detach(), "loss_total": torch.ones(())}
+        return total, metrics
+
+    def backbone_loss(
+        self,
+        row: Row,
+        anchors: torch.Tensor,  # [A]
+        rows: LossRows,
+    ) -> tuple[torch.Tensor, Metrics]:
+        """Loss of plain DFlash 2: what ``forward`` computes without the estimators."""
+        if anchors.numel() == 0:
+            return no_loss(self.core)
+        d = self._drafted(row, Context(self.core, row), anchors, rows)
+        total = d.unary + d.choice
+        return total, {**d.metrics, "loss_sum": total.detach(), "loss_total": torch.ones(())}
+
+    def _drafted(
+        self,
+        row: Row,
+        context: Context,
+        anchors: torch.Tensor,  # [A]
+        rows: LossRows,
+    ) -> Drafted:
+        options = self.options
+        mask = label_mask(row, anchors, self.num_speculative_tokens)
+        hidden = self.draft(context, anchors, self.num_speculative_tokens)[mask]
         loss, out = head_loss(
             hidden, self._targets(row, anchors, mask), self._head(rows), self._weights(mask),
             ce_weight=options.ce_weight, tv_weight=options.tv_weight,
@@ -102,19 +177,13 @@ class ForeSparkDrafter(Drafter):
             spread(scores, mask), spread(match.any(-1), mask),
             spread(match.int().argmax(-1), mask), mask, options.position_decay,
         )  # fmt: skip
-        alpha = spread(soft_acceptance(out["target_probs"], scores[:, :-1].detach()), mask)
-        post, metrics = post_draft_loss(
-            spread(self.post(hidden, feature), mask), alpha, mask, options.position_decay, accepted
-        )
-        pre, pre_metrics = self._pre_loss(
-            row, context, anchors, length, rows, alpha, mask, accepted
-        )
-        total = loss + choice + options.lambda_pre * pre + options.lambda_post * post
-        metrics |= pre_metrics | length_metrics(accepted, mask, correct, out["ce"], out["tv"])
+        metrics = length_metrics(accepted, mask, correct, out["ce"], out["tv"])
         one = torch.ones(())
-        for name, value in (("loss", total), ("unary", loss), ("selector", choice)):
+        for name, value in (("unary", loss), ("selector", choice)):
             metrics |= {f"{name}_sum": value.detach(), f"{name}_total": one}
-        return total, metrics
+        return Drafted(
+            mask, hidden, feature, scores, out["target_probs"], accepted, loss, choice, metrics
+        )
 
     def _pre_loss(
         self,
@@ -127,7 +196,12 @@ class ForeSparkDrafter(Drafter):
         mask: torch.Tensor,  # [A, K]
         accepted: torch.Tensor,  # [A]
     ) -> tuple[torch.Tensor, Metrics]:
-        """BCE of row ``length``; below K, from every fourth anchor drafted anew."""
+        """BCE of row ``length``; below K, from every fourth anchor drafted anew.
+
+        The one row of a directional drafter is labelled by every length-K draft.
+        """
+        if self.directional:
+            length = self.num_speculative_tokens
         if length < self.num_speculative_tokens:
             anchors = anchors[:: self.options.redraft_every]
             mask = mask[:: self.options.redraft_every, :length]
@@ -145,7 +219,6 @@ class ForeSparkDrafter(Drafter):
         embedding = self.core.embed_tokens(row.input_ids[anchors])
         return context.features[anchors - 1].detach(), embedding.detach()
 
-    @torch.no_grad()
     def acceptance(
         self,
         row: Row,
@@ -155,6 +228,19 @@ class ForeSparkDrafter(Drafter):
         rows: LossRows,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """alpha_{d,j} [A, d] of drafts of exactly ``length`` tokens and greedy counts [A]."""
+        judged = self.judge(row, context, anchors, length, rows)
+        return judged.alpha, judged.accepted
+
+    @torch.no_grad()
+    def judge(
+        self,
+        row: Row,
+        context: Context,
+        anchors: torch.Tensor,  # [A]
+        length: int,
+        rows: LossRows,
+    ) -> Judged:
+        """Draft exactly ``length`` tokens from each anchor and see what would be accepted."""
         mask = label_mask(row, anchors, length)
         hidden = self.draft(context, anchors, length)[mask]
         out = head_candidates(
@@ -163,9 +249,55 @@ class ForeSparkDrafter(Drafter):
         )  # fmt: skip
         ids = out["ids"] if rows.rows is None else rows.rows[out["ids"]]
         label = out["label"] if rows.rows is None else rows.rows[out["label"]]
-        scores, _ = self.selector_scores(
+        scores, feature = self.selector_scores(
             hidden, self._predecessors(row, anchors, mask), ids, out["scores"]
         )
         chosen = ids.gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
         alpha = spread(soft_acceptance(out["target_probs"], scores), mask)
-        return alpha, accepted_lengths(spread(chosen == label, mask), mask)
+        counts = accepted_lengths(spread(chosen == label, mask), mask)
+        return Judged(mask, hidden, feature, alpha, counts)
+
+
+class FrozenDrafter(ForeSparkDrafter):
+    """Both estimators on a drafter that stays as it is: the same two losses, no others."""
+
+    def __init__(
+        self,
+        core: nn.Module,
+        estimator_rank: int,
+        options: LossOptions | None = None,
+        directional: bool = False,
+    ) -> None:
+        super().__init__(core, estimator_rank, options, directional)
+        self.core.requires_grad_(False)
+
+    def forward(
+        self,
+        row: Row,
+        anchors: torch.Tensor,  # [A]
+        length: int,  # d: the pre-draft row trained now
+        rows: LossRows,
+    ) -> tuple[torch.Tensor, Metrics]:
+        """lambda_pre L_pre + lambda_post L_post of one packed row (Section 4.5)."""
+        if anchors.numel() == 0:
+            return no_loss(self)
+        options = self.options
+        with torch.no_grad():
+            context = Context(self.core, row)
+        d = self.judge(row, context, anchors, self.num_speculative_tokens, rows)
+        post, metrics = post_draft_loss(
+            spread(self.post(d.hidden, d.feature), d.mask), d.alpha, d.mask,
+            options.position_decay, d.accepted,
+        )  # fmt: skip
+        pre, pre_metrics = self._pre_loss(
+            row, context, anchors, length, rows, d.alpha, d.mask, d.accepted
+        )
+        total = options.lambda_pre * pre + options.lambda_post * post
+        drafts = d.mask.any(dim=-1).to(torch.float32)
+        metrics |= pre_metrics | {
+            "accepted_length_sum": ((d.accepted + 1) * drafts).sum(),
+            "accepted_length_total": drafts.sum(),
+            "loss_sum": total.detach(),
+            "loss_total": torch.ones(()),
+        }
+        return total, metrics
