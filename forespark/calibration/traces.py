@@ -67,10 +67,10 @@ def read_traces(
     dropped = {"not_fully_verified": 0, "nan": 0}
     forms: set[str | None] = set()
     for path in paths:
-        for request in _requests(path, wanted, forms):
+        for request in graded(path, wanted, forms):
             if request["v"] < request["d"]:
                 dropped["not_fully_verified"] += 1
-            elif _has_nan(request):
+            elif has_nan(request):
                 dropped["nan"] += 1
             else:
                 rows.setdefault(request["d"], []).append(request)
@@ -80,9 +80,10 @@ def read_traces(
     return Traces(drafts, next(iter(forms)), dropped)
 
 
-def _requests(
+def graded(
     path: Path, wanted: Mapping[str, Any], forms: set[str | None]
 ) -> Iterable[dict[str, Any]]:
+    """Drafts of one trace file in order; adds the pre-draft forms of its headers to ``forms``."""
     if not path.exists():
         raise ValueError(f"{path}: no such trace; run `{COMMAND} --target {wanted.get('target')}`")
     lines = read_jsonl(path)
@@ -117,7 +118,8 @@ def _check(request: Mapping[str, Any], where: str, K: int) -> None:
         )
 
 
-def _has_nan(request: Mapping[str, Any]) -> bool:
+def has_nan(request: Mapping[str, Any]) -> bool:
+    """A logit of the draft was not finite."""
     return any(None in request[name] for name in ("z", "l") if request.get(name) is not None)
 
 
