@@ -15,20 +15,24 @@ from tqdm import tqdm
 
 from forespark import record
 from forespark.config import Config
-from forespark.serving.artifacts import calibration_key
+from forespark.serving.artifacts import HEADS, calibration_key, drafter_dir
 from forespark.serving.dspark import verify_everything
 from forespark.serving.inprocess import Engine, Request, open_engine
 from forespark.serving.trace import to_line
 
 
 def collect_traces(
-    config: Config, prompts: Sequence[Sequence[dict[str, str]]], folder: Path
+    config: Config,
+    prompts: Sequence[Sequence[dict[str, str]]],
+    folder: Path,
+    lengths: Sequence[int] | None = None,
 ) -> list[Path]:
     """Run the arm's drafter on ``prompts`` (chat messages); return the trace files.
 
     Length K uses ``calibrate.post_prompts`` prompts at ``post_load``, the shorter ones
-    ``pre_prompts`` at each of ``pre_loads``. A drafter without a pre-draft estimator
-    (DSpark) needs length K only.
+    ``pre_prompts`` at each of ``pre_loads``. A drafter whose estimates do not depend on the
+    length (directional), or without a pre-draft estimator (DSpark), needs length K only;
+    ``lengths`` names others.
 
     Raises:
         ValueError: no usable prompt, or the drafter or its heads are missing.
@@ -36,7 +40,8 @@ def collect_traces(
     K, drafter = config.drafter.num_speculative_tokens, config.arm.drafter
     ours = drafter == "forespark"
     key = calibration_key(config, drafter)
-    lengths = list(range(1, K + 1)) if ours else [K]
+    if lengths is None:
+        lengths = range(1, K + 1) if ours and _form(config) == "triangle" else [K]
     paths = {d: folder / f"{drafter}-d{d}.jsonl" for d in lengths}
     missing = [d for d in lengths if not _is_done(paths[d], key)]
     if missing:
@@ -49,6 +54,13 @@ def collect_traces(
             for d in tqdm(missing, desc="calibration runs (draft length)", unit="length"):
                 _run_length(config, engine, requests, d, {**key, "schema": 1, "form": form}, paths)
     return list(paths.values())
+
+
+def _form(config: Config) -> str:
+    """Form of the pre-draft estimator, before an engine has read it."""
+    meta = drafter_dir(config, "forespark") / HEADS / "heads.json"
+    # Without heads the engine refuses to start, and says how to make them.
+    return str(record.read_json(meta)["form"]) if meta.is_file() else "triangle"
 
 
 def _prepare(config: Config, ours: bool) -> None:
