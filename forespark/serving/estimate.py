@@ -22,6 +22,7 @@ from forespark.fore_d.survival import entries, last_row
 from forespark.models.estimators import PostDraftEstimator, PreDraftEstimator, load_heads
 from forespark.serving.packed import Anchors, Blocks
 from forespark.serving.proposal import Proposal, Scored
+from forespark.serving.ranks import Ranks
 from forespark.serving.selector import WalkInputs, WalkOutputs, draft_noise, walk, walk_numba
 
 
@@ -54,12 +55,14 @@ class Estimators:
         K: int,
         device: torch.device,
         engine: dict[str, Any],
+        ranks: Ranks,
     ) -> Estimators:
         """Read heads, calibration and tables; refuse what was made for something else.
 
         Args:
             engine: LATENCY_KEY fields as the running engine has them; flags given to
                 ``vllm serve`` may differ from the configuration.
+            ranks: every rank prices steps by rank 0's latency tables.
 
         Raises:
             ValueError: a file is missing, corrupt or has another key.
@@ -76,8 +79,7 @@ class Estimators:
         costs = None
         if settings["latency"] is not None:
             wanted = {**settings["latency_key"], **engine}
-            path = Path(settings["latency"])
-            costs = CostTables.from_record(record.read_json(path), wanted, str(path))
+            costs = _costs(Path(settings["latency"]), wanted, ranks)
         return cls(
             pre.to(device).eval(),
             post.to(device).eval(),
@@ -145,6 +147,17 @@ class Estimators:
             out = walk(inputs, int(proposal.lengths_host.max()))
         logits = hidden.float() @ weight[:size] + out.confidence + self.post.bias
         return out, logits
+
+
+def _costs(path: Path, wanted: dict[str, Any], ranks: Ranks) -> CostTables:
+    """Rank 0's latency tables. Only its file is read, and only its key is checked."""
+
+    def checked() -> dict[str, Any]:
+        content = record.read_json(path)
+        CostTables.from_record(content, wanted, str(path))
+        return content
+
+    return CostTables.from_record(ranks.from_first(checked), None, str(path))
 
 
 def _calibration(

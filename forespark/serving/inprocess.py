@@ -106,6 +106,7 @@ class Engine:
         self._live.clear()
         while self.busy:
             self.llm.llm_engine.step()
+        self.runner.forespark_meter.drain()
 
     def run(self, requests: Sequence[Request], load: int) -> list[list[int]]:
         """Generate with at most ``load`` requests in flight; answers in request order."""
@@ -116,6 +117,7 @@ class Engine:
             while waiting and len(self._live) < load:
                 names += self.start([waiting.pop()])
             answers |= self.advance()
+        self.runner.forespark_meter.drain()
         return [answers[name] for name in names]
 
 

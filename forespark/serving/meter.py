@@ -11,11 +11,16 @@ tokens verified, ``scheduled`` drafts present before trimming, ``planned_draft``
 ``draft_ms``, ``other_ms`` (host time since the previous step; null after idling),
 ``plan_us``, ``bad_estimates`` (NaN estimates so far); with ``serve.trace_detail`` also
 ``requests``.
+
+The host never waits for the device here: on a GPU a record is completed in a later step,
+when the marks and counts of its own have landed. Detailed records are for calibration, and
+do wait.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,24 +28,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from forespark.serving.clock import clock_of
 from forespark.serving.counters import Counters
 from forespark.serving.trace import TraceWriter
 
 
 @dataclass
 class _Step:
-    began: float
-    draft_began: float = 0.0
-    draft_ended: float = 0.0
+    """A step being measured, or one whose device values have yet to land.
+
+    ``previous`` is the end of the step before, None after idling.
+    """
+
+    began: Any
+    at: float  # monotonic seconds
+    draft_began: Any = None
+    draft_ended: Any = None
+    ended: Any = None
+    previous: Any = None
+    counts: torch.Tensor | None = None  # [R] tokens sampled, on the host once ``ended`` passed
     row: dict[str, Any] = field(default_factory=dict)
 
 
 class StepMeter:
-    """Times and counts the steps of one model runner.
-
-    On a CPU the clock is exact. On a GPU, where a step is only launched here, times are
-    those of the host until device events replace them; counts are exact on both.
-    """
+    """Times and counts the steps of one model runner."""
 
     def __init__(self, runner: Any, settings: dict[str, Any]) -> None:
         self.runner = runner
@@ -50,9 +61,11 @@ class StepMeter:
         self.trace = None if path is None else TraceWriter(Path(path), settings, self.K)
         self.counters = Counters(settings["arm"])
         self.steps: list[dict[str, Any]] | None = None  # in-process readers set a list
+        self.clock = clock_of(runner.device)
         self._index = 0
         self._step: _Step | None = None
-        self._last_end: float | None = None
+        self._closed: deque[_Step] = deque()
+        self._last_end: Any = None
         self._last_ids: set[str] = set()
         self._offered: dict[str, dict[str, Any]] = {}
         self._anchors: list[int] = []  # anchor position of each request of the batch
@@ -62,34 +75,33 @@ class StepMeter:
         return getattr(self.runner.speculator, "planner", None)
 
     def step_starts(self) -> None:
-        self._step = _Step(time.perf_counter())
+        self._step = _Step(self.clock.mark(), time.perf_counter())
 
     def sampled(self, batch: Any, num_sampled: Any, num_rejected: Any) -> None:
         """After rejection sampling: how the drafts of this step fared."""
         if self._step is None:
             return
         verified = int(batch.num_draft_tokens)
-        counts = num_sampled.cpu().numpy()[: batch.num_reqs]
+        # Into pinned memory, behind this step's work; read once the step has ended.
+        self._step.counts = num_sampled[: batch.num_reqs].to("cpu", non_blocking=True, copy=True)
         drafts = batch.num_draft_tokens_per_req
         scheduled = 0 if drafts is None else int(drafts.sum())
         planner = self.planner
         present = planner.counters.present if planner is not None else scheduled
-        samples = counts > 0
         lengths = np.asarray(batch.num_scheduled_tokens[: batch.num_reqs])
         prefilling = batch.is_prefilling_np[: batch.num_reqs]
-        accepted = np.maximum(counts - 1, 0)
         self._step.row = {
             "step": self._index,
-            "t": self._step.began,
-            "n": int(samples.sum()),
+            "t": self._step.at,
             "N": int(batch.num_tokens) - verified,
             "B": verified,
             "scheduled": present if drafts is not None else 0,
             "prefill": int(lengths[prefilling].sum()),
-            "accepted": int(accepted.sum()),
             "batch": int(batch.num_reqs),
         }
         if self.detail and self.runner.adaptive_verification is not None:
+            self.clock.wait(self.clock.mark())
+            accepted = np.maximum(self._step.counts.numpy() - 1, 0)
             self._step.row["requests"] = self._graded(batch, accepted, drafts)
             rows = batch.query_start_loc[1 : batch.num_reqs + 1] - num_rejected - 1
             self._anchors = (batch.positions[rows.long()] + 1).tolist()
@@ -120,33 +132,47 @@ class StepMeter:
 
     def draft_starts(self) -> None:
         if self._step is not None:
-            self._step.draft_began = time.perf_counter()
+            self._step.draft_began = self.clock.mark()
 
     def draft_ends(self) -> None:
         if self._step is not None:
-            self._step.draft_ended = time.perf_counter()
+            self._step.draft_ended = self.clock.mark()
 
     def step_ends(self) -> None:
-        """Close the step: complete its record, write and count it."""
+        """Close the step, and complete the records whose device values have landed."""
         step, self._step = self._step, None
         if step is None or not step.row:
             return
-        now = time.perf_counter()
-        row = step.row
-        if step.draft_began:
-            row["verify_ms"] = (step.draft_began - step.began) * 1e3
-            row["draft_ms"] = (step.draft_ended - step.draft_began) * 1e3
-        else:
-            row["verify_ms"], row["draft_ms"] = (now - step.began) * 1e3, 0.0
-        row |= self._drafted(row)
+        step.ended = self.clock.mark()
+        step.row |= self._drafted(step.row)
         if self.detail and self.runner.adaptive_verification is not None:
             self._offer()
         ids = set(self._batch_ids)
-        gap = None if self._last_end is None else (step.began - self._last_end) * 1e3
         # No request in common: the engine was idle in between, which is nobody's cost.
-        row["other_ms"] = gap if ids & self._last_ids else None
-        self._last_ids, self._last_end = ids, now
+        step.previous = self._last_end if ids & self._last_ids else None
+        self._last_ids, self._last_end = ids, step.ended
         self._index += 1
+        self._closed.append(step)
+        while self._closed and self.clock.passed(self._closed[0].ended):
+            self._complete(self._closed.popleft())
+
+    def drain(self) -> None:
+        """Complete every closed step's record, waiting for the device."""
+        while self._closed:
+            self.clock.wait(self._closed[0].ended)
+            self._complete(self._closed.popleft())
+
+    def _complete(self, step: _Step) -> None:
+        """Write and count the record of a step that the device has finished."""
+        row, ms = step.row, self.clock.ms
+        assert step.counts is not None, "a step with a row has sampled"
+        counts = step.counts.numpy()
+        row["n"] = int(np.count_nonzero(counts > 0))
+        row["accepted"] = int(np.maximum(counts - 1, 0).sum())
+        drafted = step.draft_began is not None
+        row["verify_ms"] = ms(step.began, step.draft_began if drafted else step.ended)
+        row["draft_ms"] = ms(step.draft_began, step.draft_ended) if drafted else 0.0
+        row["other_ms"] = None if step.previous is None else ms(step.previous, step.began)
         if self.trace is not None:
             self.trace.write(row)
         if self.steps is not None:

@@ -45,6 +45,7 @@ class Planner:
         costs: latency tables; None when nothing is planned (forced lengths).
         settings: ``additional_config["forespark"]``.
         device: where estimates are made.
+        lockstep: other ranks must read the same estimates at the same step (``mailbox``).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Planner:
         costs: CostTables | None,
         settings: dict[str, Any],
         device: torch.device,
+        lockstep: bool = False,
     ) -> None:
         self.K = K
         self.costs = costs
@@ -62,9 +64,9 @@ class Planner:
         self.price_other = bool(settings["price_other"])
         self.force_length: int | None = settings["force_length"]
         self.prior = prior_scores(float(settings["prior_acceptance"]), K)
-        self.scores = Mailbox(max_num_reqs, K, device)
+        self.scores = Mailbox(max_num_reqs, K, device, lockstep=lockstep)
         # Post-draft survival and length of the drafts waiting to be verified, by slot.
-        self.survival = Mailbox(max_num_reqs, K, device)
+        self.survival = Mailbox(max_num_reqs, K, device, lockstep=lockstep)
         self.lengths = np.zeros(max_num_reqs, dtype=np.int64)
         self.counters = PlanCounters()
         if costs is not None:

@@ -83,7 +83,10 @@ def _initialize_kv_cache(original: Callable[..., None], runner: Any, *args: Any,
         from forespark.serving.dspark import calibrate_confidences
 
         calibrate_confidences(runner.adaptive_verification, settings["theta"])
-    runner.forespark_meter = StepMeter(runner, settings)
+    from forespark.serving.ranks import Ranks
+
+    if Ranks.of_engine().rank == 0:  # one trace and one set of counters for all ranks
+        runner.forespark_meter = StepMeter(runner, settings)
     if speculator is not None and hasattr(speculator, "propose"):
         wrap(speculator, "propose", _propose_of(runner))
 
@@ -113,11 +116,14 @@ def _execute_model(original: Callable[..., Any], runner: Any, output: Any, *args
 
 
 def _sample(original: Callable[..., Any], runner: Any, hidden: Any, batch: Any, grammar: Any):
-    result = original(runner, hidden, batch, grammar)
+    output, num_sampled, num_rejected = original(runner, hidden, batch, grammar)
+    ranks = getattr(runner.speculator, "ranks", None)
+    if ranks is not None:
+        ranks.share(output.sampled_token_ids, num_sampled, num_rejected)
     meter = _meter(runner)
     if meter is not None:
-        meter.sampled(batch, result[1], result[2])
-    return result
+        meter.sampled(batch, num_sampled, num_rejected)
+    return output, num_sampled, num_rejected
 
 
 def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:

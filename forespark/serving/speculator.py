@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
@@ -32,6 +33,7 @@ from forespark.serving.conv import BlockOffsets, use_packed_conv
 from forespark.serving.estimate import Estimators
 from forespark.serving.planner import Planner
 from forespark.serving.proposal import Proposal, Scored
+from forespark.serving.ranks import Ranks, check_parallel
 
 
 class ForeSparkSpeculator(DFlash2Speculator):
@@ -40,6 +42,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
     Attributes:
         planner: host totals; also holds the forced length of calibration runs.
         manager: the budget manager, attached once vLLM has built its request states.
+        ranks: the tensor-parallel ranks, which hold rank 0's scores and drafts.
         last: the newest proposal (for traces); None before the first.
     """
 
@@ -47,14 +50,9 @@ class ForeSparkSpeculator(DFlash2Speculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        parallel = vllm_config.parallel_config
-        if parallel.world_size > 1 or parallel.data_parallel_size > 1:
-            raise ValueError(
-                f"arm {vllm_config.additional_config['forespark']['arm']}: got world size "
-                f"{parallel.world_size} and {parallel.data_parallel_size} data-parallel ranks, "
-                "want one rank: lengths and budgets are not broadcast yet, so ranks would part"
-            )
         settings = vllm_config.additional_config["forespark"]
+        check_parallel(vllm_config.parallel_config, settings["arm"])
+        self.ranks = Ranks.of_engine()
         # Our own post-draft estimator grades drafts; vLLM's online one stays off.
         self.use_acceptance_estimator = False
         self.settings = settings
@@ -64,6 +62,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self.num_speculative_steps,
             device,
             engine_key(vllm_config),
+            self.ranks,
         )
         self.planner = Planner(
             self.max_num_reqs,
@@ -71,6 +70,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self.estimators.costs,
             settings,
             device,
+            lockstep=self.ranks.size > 1,
         )
         # Splitting on a GPU needs lengths that never reach the host, and so kernels and
         # graphs per token bucket; until those exist the host splits there.
@@ -181,6 +181,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         scored = None
         if self.estimates_first:
             scored = self.estimators.before_draft(context[anchors.row], self._embed(anchors.token))
+            self.ranks.share(scored.scores)
             self.planner.scores.send(slots, scored.scores)
         room = self.max_model_len - 2 - input_batch.seq_lens_cpu_upper_bound[:count].numpy()
         limits = np.where(samples, np.clip(room, 0, self.num_speculative_steps), 0)
@@ -194,7 +195,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         else:
             lengths_host = self._split(scored, total, limits)
         lengths_host = lengths_host.astype(np.int64)
-        lengths = torch.from_numpy(lengths_host).to(context.device, non_blocking=True)
+        lengths = async_tensor_h2d(lengths_host, device=context.device)
         proposal = Proposal.empty(
             lengths, lengths_host, self.num_speculative_steps, scored, self.estimators.pre.form
         )
@@ -239,12 +240,15 @@ class ForeSparkSpeculator(DFlash2Speculator):
             hidden, candidate_ids, unary, anchors, blocks, proposal, temperature[slots],
             seeds[slots] if self.draft_logits is not None else None,
         )  # fmt: skip
-        proposal.tokens[blocks.draft_request, blocks.draft_step] = chosen.tokens
         proposal.post_logits[blocks.draft_request, blocks.draft_step] = logits
         proposal.survival, bad = post_survival(
             proposal.post_logits, self.estimators.theta, proposal.lengths
         )
         self._count_bad(bad)
+        # Rejection sampling compares a drawn token with the distribution it came from.
+        drawn = () if self.draft_logits is None else (candidate_ids, chosen.scores)
+        self.ranks.share(chosen.tokens, proposal.survival, *drawn)
+        proposal.tokens[blocks.draft_request, blocks.draft_step] = chosen.tokens
         if self.draft_logits is not None:
             # Only the candidates' columns of a row are finite: take the old ones back first.
             slot, step = slots[blocks.draft_request], blocks.draft_step
