@@ -152,6 +152,10 @@ def post_survival(
         S: [R, K] float32; 0 past a draft's end and for requests with a NaN inside it.
         bad: [R] bool, requests whose drafted positions held a NaN.
     """
+    if logits.is_cuda:
+        from forespark.fore_d.kernels import post_survival_kernel
+
+        return post_survival_kernel(logits, theta, lengths)
     inside = torch.arange(logits.shape[1], device=logits.device) < lengths[:, None]
     scaled = logits.float() / theta
     bad = (scaled.isnan() & inside).any(dim=1)
