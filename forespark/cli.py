@@ -52,6 +52,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "choices": ("forespark", "dspark"),
         "help": "which drafter (default: forespark)",
     },
+    "drafter-dir": {
+        "metavar": "DIR",
+        "help": "checkpoint to use instead of this target's own (sets drafter.dir)",
+    },
     "limit": {"type": int, "metavar": "N"},
     "max-steps": {"type": int, "metavar": "N", "help": "stop after N optimizer steps"},
     "source": {
@@ -284,6 +288,8 @@ def _flag_overrides(name: str, args: argparse.Namespace) -> list[str]:
         overrides.append(f"bench.arms=[{','.join(arms)}]")
     elif "arm" in given:
         overrides.append(f"arm={given['arm']}")
+    if "drafter_dir" in given:
+        overrides.append(f"drafter.dir={_quote(given['drafter_dir'])}")
     if "limit" in given:
         section = {"heads": "train", "eval": "bench"}.get(name, name)
         overrides.append(f"{section}.limit={given['limit']}")

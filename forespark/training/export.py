@@ -24,6 +24,24 @@ def _tidy_config(folder: Path) -> None:
     write_json(folder / "config.json", config)
 
 
+def heads_meta(
+    model: ForeSparkDrafter, target: str, drafter_sha256: str, made: dict[str, Any]
+) -> HeadsMeta:
+    """What ``heads.json`` says of a drafter's estimators."""
+    config = model.core.config
+    return HeadsMeta(
+        target=target,
+        num_speculative_tokens=model.num_speculative_tokens,
+        hidden_size=config.transformer_layer_config.hidden_size,
+        embed_size=model.core.embed_tokens.weight.shape[1],
+        rank=model.pre.w_c.out_features,
+        selector_rank=config.selector_rank,
+        form=model.pre.form,
+        drafter_sha256=drafter_sha256,
+        provenance=made,
+    )
+
+
 def export_drafter(
     model: ForeSparkDrafter | DSparkDrafter,
     out: Path,
@@ -52,18 +70,7 @@ def export_drafter(
     _tidy_config(temporary)
     made = {"provenance": provenance(), **(info or {})}
     if isinstance(model, ForeSparkDrafter):
-        config = core.config
-        meta = HeadsMeta(
-            target=target,
-            num_speculative_tokens=model.num_speculative_tokens,
-            hidden_size=config.transformer_layer_config.hidden_size,
-            embed_size=core.embed_tokens.weight.shape[1],
-            rank=model.pre.w_c.out_features,
-            selector_rank=config.selector_rank,
-            form=model.pre.form,
-            drafter_sha256=file_sha256(temporary / "model.safetensors"),
-            provenance=made,
-        )
+        meta = heads_meta(model, target, file_sha256(temporary / "model.safetensors"), made)
         save_heads(temporary / "forespark", model.pre, model.post, meta)
     write_json(temporary / "training.json", made)
     old = out.with_name(f".{out.name}.{os.getpid()}.old")

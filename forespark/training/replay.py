@@ -17,6 +17,7 @@ from forespark.config import Config
 from forespark.models.blocks import Context, Row
 from forespark.models.drafter import ForeSparkDrafter
 from forespark.models.dspark import DSparkDrafter
+from forespark.record import read_json
 from forespark.training.loop import drafter_of
 from forespark.training.states import StateSource
 
@@ -49,6 +50,9 @@ def load_exported(config: Config, name: str, folder: Path) -> ForeSparkDrafter |
             f"{weights}: not a {name} drafter of this shape ({[*lost, *unexpected][:3]})"
         )
     if isinstance(model, ForeSparkDrafter):
+        # The checkpoint says what its blocks are, as it does to vLLM.
+        shape = read_json(Path(folder) / "config.json")
+        model.directional = not shape.get("sliding_window_non_causal", True)
         model.pre, model.post, _ = load_heads(Path(folder) / "forespark", drafter=weights)
     return model.eval()
 

@@ -49,19 +49,21 @@ def corpus(tmp_path) -> Path:
     return write_corpus(tmp_path / "corpus.jsonl", 24)
 
 
+def tiny_overrides(target: Path, corpus: Path, folder: Path) -> list[str]:
+    return [
+        "target=smollm2", f"target.model={target}", "target.target_layer_ids=[0,2,3]",
+        "target.name=tiny", f"run_dir={folder / 'run'}", f"train.data=['{corpus}']",
+        "drafter.num_speculative_tokens=4", "drafter.selector_rank=4",
+        "drafter.selector_top_k=4", "drafter.estimator_rank=4", "drafter.mask_token_id=1",
+        "train.hidden_states=local", "train.total_seq_len=48", "train.max_anchors=8",
+        "train.loss_vocab=20", "train.loss_vocab_samples=8", "train.max_steps=8",
+        "train.checkpoint_every=3", "train.validate_every=100", "train.validation_rows=3",
+        "train.validation_fraction=0.2",
+    ]  # fmt: skip
+
+
 @pytest.fixture
 def config(tiny_target, corpus, tmp_path):
     from forespark.config import load
 
-    return load(
-        [
-            "target=smollm2", f"target.model={tiny_target}", "target.target_layer_ids=[0,2,3]",
-            "target.name=tiny", f"run_dir={tmp_path / 'run'}", f"train.data=['{corpus}']",
-            "drafter.num_speculative_tokens=4", "drafter.selector_rank=4",
-            "drafter.selector_top_k=4", "drafter.estimator_rank=4", "drafter.mask_token_id=1",
-            "train.hidden_states=local", "train.total_seq_len=48", "train.max_anchors=8",
-            "train.loss_vocab=20", "train.loss_vocab_samples=8", "train.max_steps=8",
-            "train.checkpoint_every=3", "train.validate_every=100", "train.validation_rows=3",
-            "train.validation_fraction=0.2",
-        ]
-    )  # fmt: skip
+    return load(tiny_overrides(tiny_target, corpus, tmp_path))
