@@ -7,15 +7,16 @@ a file appears only when its run is complete, so a killed collection resumes by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from forespark import record
-from forespark.config import Config
-from forespark.serving.artifacts import HEADS, calibration_key, drafter_dir
+from forespark.config import ArmConfig, Config
+from forespark.serving.artifacts import HEADS, calibration_key, drafter_dir, resolve
 from forespark.serving.dspark import verify_everything
 from forespark.serving.inprocess import Engine, Request, open_engine
 from forespark.serving.trace import to_line
@@ -54,6 +55,31 @@ def collect_traces(
             for d in tqdm(missing, desc="calibration runs (draft length)", unit="length"):
                 _run_length(config, engine, requests, d, {**key, "schema": 1, "form": form}, paths)
     return list(paths.values())
+
+
+def full_blocks(
+    config: Config, out: Path, load_prompts: Callable[..., Sequence[Any]]
+) -> tuple[dict[str, Path], dict[str, Any], Path]:
+    """Length-K traces by their prompts, their drafter's key, and its calibration file.
+
+    ``calibration`` are those that ``calibrate.py`` left for this drafter, if it did here;
+    ``bench`` those of ``bench.prompts``, run now unless ``out/traces`` holds them.
+
+    Raises:
+        ValueError: the drafter, its heads or its calibration are missing.
+    """
+    config = copy.deepcopy(config)
+    config.arm = ArmConfig("forespark", "forespark", "planned", "adaptive")
+    files = resolve(config, tables=False)
+    assert files.calibration is not None
+    key, K = calibration_key(config, "forespark"), config.drafter.num_speculative_tokens
+    prompts = load_prompts(config.bench.prompts, seed=config.bench.seed, limit=config.bench.limit)
+    digest = key["drafter_sha256"][:12]
+    chats = [prompt.chat() for prompt in prompts]
+    (own,) = collect_traces(config, chats, out / "traces" / digest, [K])
+    earlier = Path(config.run_dir) / "traces" / digest / own.name
+    paths = {"calibration": earlier} if _is_done(earlier, key) else {}
+    return {**paths, "bench": own}, key, files.calibration
 
 
 def _form(config: Config) -> str:
