@@ -43,6 +43,10 @@ def grouped_conv(
 
     Source: DFlash 2's grouped convolution, with ``offset`` in place of ``row % block``.
     """
+    if hidden.is_cuda:
+        from forespark.serving.kernels.conv import grouped_conv_kernel
+
+        return grouped_conv_kernel(hidden, delta, base, offset)
     taps, groups = delta.shape[1], delta.shape[2]
     blocks = hidden.unflatten(-1, (groups, -1))
     kernel = base.view(1, taps, groups, -1) + delta.unsqueeze(-1)

@@ -20,6 +20,7 @@ from forespark.fore_d.costs import CostTables
 from forespark.fore_d.envelope import scores_from_logits
 from forespark.fore_d.survival import entries, last_row
 from forespark.models.estimators import PostDraftEstimator, PreDraftEstimator, load_heads
+from forespark.serving.kernels.walk import walk_kernel
 from forespark.serving.packed import Anchors, Blocks
 from forespark.serving.proposal import Proposal, Scored
 from forespark.serving.ranks import Ranks
@@ -138,8 +139,12 @@ class Estimators:
             successor=selector.successor_codebook,
             weight=weight[size:],
             temperature=temperature.float(),
-            noise=None if seeds is None else _noise(candidate_ids, anchors, blocks, seeds),
         )
+        if candidate_ids.is_cuda:
+            linear = hidden.float() @ weight[:size]
+            return walk_kernel(inputs, linear, self.post.bias, seeds, anchors.position)
+        if seeds is not None:
+            inputs.noise = _noise(candidate_ids, anchors, blocks, seeds)
         codebook = selector.predecessor_codebook
         if codebook.device.type == "cpu" and codebook.dtype == torch.float32:
             out = walk_numba(inputs)

@@ -8,7 +8,9 @@ over the drafted requests (paper, Section 4.4).
 Shapes: R = requests of the batch in batch order, T = packed drafter tokens,
 M = ``sum(d_i)`` draft positions, C = tokens of the target's batch.
 Everything is plain tensor code without a host-device synchronisation: sizes that decide
-shapes (T, M) are passed in by the host, which planned them.
+shapes (T, M) are passed in by the host, which planned them. Where lengths stay on the
+device the host knows only a bound of T; what is past the blocks is padding (see
+``prepare_queries``). On a GPU one kernel does the work (``kernels/queries.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 PAD_SLOT_ID = -1  # vLLM's slot for "write nothing"
 
@@ -42,7 +45,7 @@ class Blocks:
 
 
 def lay_out(lengths: torch.Tensor, num_tokens: int, num_drafts: int) -> Blocks:
-    """Lay the blocks of ``lengths`` back to back.
+    """Lay the blocks of ``lengths`` back to back, without padding.
 
     Args:
         lengths: [R] draft length d_i of each request, 0 for "not drafted".
@@ -68,6 +71,44 @@ def lay_out(lengths: torch.Tensor, num_tokens: int, num_drafts: int) -> Blocks:
         draft_step=draft_step,
         draft_token=start[draft_request] + 1 + draft_step,
     )
+
+
+@dataclass
+class QueryBuffers:
+    """What the drafter's forward pass reads: persistent tensors, so that graphs may replay.
+
+    Attributes:
+        input_ids: [max_tokens].
+        positions: [max_tokens].
+        query_start_loc: [max_requests + 1] int32.
+        seq_lens: [max_requests] int32.
+        offsets: [max_tokens] int64, place of each token in its block.
+        mask_token: id of the token to be predicted.
+        max_model_len: positions from here on do not exist.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    offsets: torch.Tensor
+    mask_token: int
+    max_model_len: int
+
+
+@dataclass
+class CacheGroup:
+    """One K/V cache group of the drafter.
+
+    Attributes:
+        table: [R, max_blocks] block table of the batch.
+        block_size: tokens per block.
+        slots: [max_tokens] int64, slot of each packed token (to be filled).
+    """
+
+    table: torch.Tensor
+    block_size: int
+    slots: torch.Tensor
 
 
 @dataclass
@@ -119,6 +160,85 @@ def slots_of(
     block = block_table[request, column].to(torch.int64)
     slot = block * block_size + positions % block_size
     return torch.where(inside & (block != 0), slot, PAD_SLOT_ID)
+
+
+def prepare_queries(
+    lengths: torch.Tensor,  # [R]
+    anchors: Anchors,
+    num_tokens: int,
+    num_drafts: int,
+    K: int,
+    buffers: QueryBuffers,
+    groups: list[CacheGroup],
+) -> Blocks:
+    """Fill the drafter's inputs for blocks of ``lengths`` and say where drafts are read.
+
+    Entries up to ``num_tokens`` that belong to no block are padding. They are masks at
+    position 0 of a block of their own, write no cache slot, belong to no request's query
+    (``query_start_loc`` ends before them) and no draft reads them. Draft entries past the
+    sum of lengths read token 0, and nothing of them may be kept.
+
+    Args:
+        num_tokens: T or more: the token bucket. Blocks that do not fit are cut.
+        num_drafts: M or more.
+        K: the largest length.
+
+    Returns:
+        Blocks with [num_tokens] token and [num_drafts] draft entries.
+    """
+    if lengths.is_cuda:
+        from forespark.serving.kernels.queries import prepare_queries_kernel
+
+        return prepare_queries_kernel(
+            lengths, anchors, num_tokens, num_drafts, K, buffers, groups
+        )
+    R = lengths.shape[0]
+    drafted = int(lengths.sum())
+    used = drafted + int((lengths > 0).sum())
+    assert used <= num_tokens and drafted <= num_drafts
+    blocks = lay_out(lengths, used, drafted)
+    is_anchor = blocks.offset == 0
+    buffers.input_ids[:used] = torch.where(
+        is_anchor, anchors.token[blocks.request], buffers.mask_token
+    ).to(buffers.input_ids.dtype)
+    positions = anchors.position[blocks.request] + 1 + blocks.offset
+    buffers.positions[:used] = positions.clamp(max=buffers.max_model_len - 1)
+    buffers.query_start_loc[: R + 1] = blocks.start
+    buffers.query_start_loc[R + 1 :].fill_(used)
+    ends = anchors.position + 2 + lengths
+    buffers.seq_lens[:R] = ends.clamp(max=buffers.max_model_len).to(torch.int32)
+    buffers.seq_lens[R:].zero_()
+    buffers.offsets[:used] = blocks.offset
+    buffers.offsets[used:].zero_()
+    for group in groups:
+        group.slots[:used] = slots_of(
+            positions, blocks.request, group.table, group.block_size,
+            positions < buffers.max_model_len,
+        )  # fmt: skip
+    if used < num_tokens or drafted < num_drafts:
+        _pad(blocks, used, num_tokens, num_drafts, buffers, groups)
+    return blocks
+
+
+def _pad(
+    blocks: Blocks,
+    used: int,
+    num_tokens: int,
+    num_drafts: int,
+    buffers: QueryBuffers,
+    groups: list[CacheGroup],
+) -> None:
+    """Make everything from ``used`` to ``num_tokens`` inert; extend ``blocks`` with zeros."""
+    buffers.input_ids[used:num_tokens] = buffers.mask_token
+    buffers.positions[used:num_tokens] = 0
+    for group in groups:
+        group.slots[used:num_tokens] = PAD_SLOT_ID
+    for name, size in (
+        ("request", num_tokens), ("offset", num_tokens), ("draft_request", num_drafts),
+        ("draft_step", num_drafts), ("draft_token", num_drafts),
+    ):  # fmt: skip
+        entries = getattr(blocks, name)
+        setattr(blocks, name, F.pad(entries, (0, size - entries.shape[0])))
 
 
 def context_slots(

@@ -7,8 +7,11 @@ and ``E_pred`` are the selector's hidden projection and predecessor codebook (pa
 Eq. (5)). Both are one walk along each draft.
 
 ``walk`` is the readable form and runs on any device; ``walk_numba`` is its twin for the
-CPU path. Shapes: M = draft positions of the batch, R = requests, C = candidates, r =
-selector rank; rows of one request lie back to back in step order.
+CPU path, ``kernels/walk.py`` the one for a GPU. All three choose the first of equal
+candidates, and a NaN only where there is nothing else.
+
+Shapes: M = draft positions of the batch, R = requests, C = candidates, r = selector rank;
+rows of one request lie back to back in step order.
 """
 
 from __future__ import annotations
@@ -92,6 +95,7 @@ def walk(inputs: WalkInputs, max_length: int) -> WalkOutputs:
             hot = (inputs.temperature > 0)[:, None]
             scaled = logits / torch.where(hot, inputs.temperature[:, None], 1.0)
             drawn = torch.where(hot, scaled + inputs.noise[row], logits)
+        drawn = drawn.masked_fill(drawn.isnan(), -torch.inf)
         chosen = ids.gather(1, drawn.argmax(1, keepdim=True)).squeeze(1)
         at = row[live]
         tokens[at] = chosen[live]
@@ -179,18 +183,13 @@ def draft_noise(
     positions: torch.Tensor,  # [M] position before each drafted token
     candidate_ids: torch.Tensor,  # [M, C]
 ) -> torch.Tensor:
-    """[M, C] float32 Gumbel noise of the drafter's draws.
+    """[M, C] float32 Gumbel noise of the drafter's draws, on a CPU.
 
-    On a CPU it is the stream vLLM's kernels use, so a seeded request drafts the same
-    tokens again. Elsewhere it is fresh noise: proposals keep their distribution, which is
-    all that rejection sampling needs, but a seed does not reproduce them.
+    It is the stream vLLM's kernels use, so a seeded request drafts the same tokens again.
     """
-    if candidate_ids.device.type == "cpu":
-        out = torch.empty(candidate_ids.shape, dtype=torch.float32)
-        _noise_loop(seeds.numpy(), positions.numpy(), candidate_ids.numpy(), out.numpy())
-        return out
-    uniform = torch.rand(candidate_ids.shape, device=candidate_ids.device)
-    return -torch.log(-torch.log1p(-uniform.clamp(min=1e-9)))
+    out = torch.empty(candidate_ids.shape, dtype=torch.float32)
+    _noise_loop(seeds.numpy(), positions.numpy(), candidate_ids.numpy(), out.numpy())
+    return out
 
 
 @numba.njit(cache=True)

@@ -21,6 +21,35 @@ def test_layout_matches_a_loop(lengths):
     assert blocks.draft_token.tolist() == [tokens.index((r, s + 1)) for r, s in drafts]
 
 
+@pytest.mark.parametrize("lengths", [*CASES, [0, 0]])
+def test_inputs_match_a_loop_and_padding_is_inert(lengths):
+    R, drafts, bucket, limit = len(lengths), sum(lengths), 12, 11
+    used = sum(d + 1 for d in lengths if d)
+    position, token = torch.arange(R) + 4, torch.arange(R) + 30
+    table = torch.arange(1, 3 * R + 1).view(R, 3)
+    stale = lambda size: torch.full((size,), -5)  # noqa: E731
+    buffers = packed.QueryBuffers(*(stale(14) for _ in range(5)), 99, limit)
+    group = packed.CacheGroup(table, 4, stale(14))
+    blocks = packed.prepare_queries(
+        torch.tensor(lengths), packed.Anchors(stale(R), position, token), bucket, drafts + 1, 7,
+        buffers, [group],
+    )  # fmt: skip
+    want = []
+    for r, d in enumerate(lengths):
+        for offset in range(d + 1 if d else 0):
+            at = 5 + r + offset
+            slot = int(table[r, at // 4]) * 4 + at % 4 if at < limit else packed.PAD_SLOT_ID
+            want.append((99 if offset else 30 + r, min(at, limit - 1), offset, slot))
+    want += [(99, 0, 0, packed.PAD_SLOT_ID)] * (bucket - used)
+    found = (buffers.input_ids, buffers.positions, buffers.offsets, group.slots)
+    assert list(zip(*(part[:bucket].tolist() for part in found), strict=True)) == want
+    assert group.slots[bucket:].tolist() == [-5] * (14 - bucket)
+    assert buffers.query_start_loc.tolist()[R:] == [used] * (14 - R)
+    ends = [min(6 + r + d, limit) for r, d in enumerate(lengths)]
+    assert buffers.seq_lens.tolist() == ends + [0] * (14 - R)
+    assert blocks.draft_token.tolist()[drafts:] == [0] and len(blocks.request) == bucket
+
+
 def test_anchor_is_after_the_last_accepted_token():
     # Request 0 verified two drafts and rejected one, request 1 is still prefilling.
     anchors = packed.find_anchors(
