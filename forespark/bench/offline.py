@@ -6,13 +6,17 @@ refused as soon as there are records, and a row that is there is not measured ag
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forespark.bench.folder import RUN, read_run
 from forespark.bench.records import RECORDS, SCHEMA
 from forespark.config import Config
+from forespark.fore_d.costs import CostTables
 from forespark.record import append_jsonl, provenance, read_jsonl, write_json
 
 
@@ -49,6 +53,19 @@ def open_folder(
     runs = [*earlier["runs"], run]
     write_json(path, {"schema": SCHEMA, "bench": bench, "fixed": fixed, "runs": runs})
     return rows
+
+
+def digest(*arrays: np.ndarray) -> int:
+    """Checksum of what a folder's rows were computed from."""
+    return zlib.crc32(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
+
+
+def prices_digest(costs: CostTables) -> int:
+    """Checksum of latency tables."""
+    return digest(
+        costs.draft_tokens, costs.draft_points_ms, costs.verify_batches, costs.verify_per_request,
+        costs.verify_points_ms, costs.other_points_ms,
+    )  # fmt: skip
 
 
 def append_row(out: Path, bench: str, run_id: str, target: str, row: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ length, and any schedule can be replayed on it.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ import numpy as np
 import torch
 
 from forespark.fore_d.calibrated import Calibration
+from forespark.fore_d.costs import CostTables
 from forespark.fore_d.survival import entries, post_survival, survival
-from forespark.record import read_jsonl
+from forespark.record import read_json, read_jsonl
 
 RECORDED, SYNTHETIC = "recorded", "synthetic"
 
@@ -49,10 +49,24 @@ class Drafts:
         parts = (self.pre[index], self.post[index], self.accepted[index])
         return Drafts(*parts, self.source)
 
-    def digest(self) -> int:
-        """Checksum of what is replayed, for run.json."""
-        whole = np.ascontiguousarray(self.pre).tobytes() + self.accepted.tobytes()
-        return zlib.crc32(whole)
+
+def load(
+    run_dir: Path, calibration: Path, drafter_sha256: str, target: str
+) -> tuple[Drafts, CostTables]:
+    """Recorded drafts and measured prices of a run folder.
+
+    The prices may come from another machine: nothing is served.
+
+    Raises:
+        ValueError: traces, calibration or tables are missing or of another drafter.
+    """
+    wanted = {"target": target, "drafter_sha256": drafter_sha256}
+    fitted = Calibration.from_record(read_json(calibration), wanted, str(calibration))
+    path = run_dir / "latency.json"
+    if not path.is_file():
+        raise ValueError(f"no latency tables in {path}: run `python curves.py --target {target}`")
+    costs = CostTables.from_record(read_json(path), source=str(path))
+    return read_drafts(run_dir / "traces" / drafter_sha256[:12], fitted), costs
 
 
 def read_drafts(folder: Path, fitted: Calibration) -> Drafts:

@@ -12,7 +12,7 @@ from forespark.config.checks import (
     require_positive,
 )
 
-BENCHES = ("decode",)  # what eval.py --bench knows
+BENCHES = ("decode", "scheduler", "oracle")  # what eval.py --bench knows
 
 
 @dataclass
@@ -192,11 +192,17 @@ class BenchConfig:
     max_prompt_tokens: int = 1024
     temperature: float = 0.0
     seed: int = 0
-    limit: int | None = None  # prompts in all; loads above it are left out
+    # decode: prompts in all, loads above it are left out; scheduler, oracle: batches per size
+    limit: int | None = None
     # Small loads time more batches until a point holds this many requests (0: never).
     requests_per_point: int = 0
     warmup_tokens: int = 16  # untimed answer tokens per request at the start of a server
     request_timeout_s: float = 900.0  # a batch that takes longer has failed
+    # Of the scheduler benchmark.
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 64, 192, 512, 2048])
+    decision_drafts: int = 15  # K of the timed decisions
+    decisions: int = 300  # timed calls per decider, size and round
+    schedules: int = 100_000  # random schedules that are checked; 0: none
 
     def __post_init__(self) -> None:
         require_limit("bench", self.limit)
@@ -206,6 +212,12 @@ class BenchConfig:
         require_least("bench", self, 1, "output_tokens", "rounds", "batches_per_point")
         require_least("bench", self, 1, "max_prompt_tokens")
         require_least("bench", self, 0, "warmup_tokens", "temperature", "requests_per_point")
+        require_least("bench", self, 3, "decisions")
+        require_least("bench", self, 0, "schedules")
+        drafts = self.decision_drafts
+        require(1 <= drafts <= 63, "bench.decision_drafts", drafts, "1..63")
+        sizes = self.batch_sizes
+        require(bool(sizes) and min(sizes) >= 1, "bench.batch_sizes", sizes, "requests, all >= 1")
         require_positive("bench", self, "request_timeout_s")
         known = names("arm")
         require(

@@ -172,6 +172,7 @@ class CostTables:
         if self.verify_points_ms[0, 0] <= 0:
             raise ValueError("verify ms: got 0 ms for the smallest step; measure again")
         self._knots: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._other: dict[int, float] = {}
         self._grow(int(self.draft_tokens[-1]))
 
     def _grow(self, tokens: int) -> None:
@@ -213,8 +214,11 @@ class CostTables:
 
     def other_ms(self, batch: int) -> float:
         """Price of sampling and host work at one batch size."""
-        xs = self.other_batches.astype(np.float64)
-        return float(_interpolate(xs, self.other_points_ms, float(max(batch, 1)), 0)[0])
+        batch = max(int(batch), 1)
+        if batch not in self._other:
+            xs = self.other_batches.astype(np.float64)
+            self._other[batch] = float(_interpolate(xs, self.other_points_ms, float(batch), 0)[0])
+        return self._other[batch]
 
     @classmethod
     def from_record(

@@ -71,12 +71,12 @@ def top_prefix(
 
 def top_prefix_host(
     values: np.ndarray,  # [R, K] float32, contiguous
-    limits: np.ndarray,  # [R] int64
+    limits: np.ndarray,  # [R] integer
     total: int,
 ) -> np.ndarray:
     """``top_prefix`` on host arrays: the total-th largest value is found without a full sort,
     then everything above it is taken and ties are handed out by the rule."""
-    room = np.clip(limits, 0, values.shape[1])
+    room = np.minimum(np.maximum(limits, 0, dtype=np.int64), values.shape[1])
     inside = _inside(values, room)
     if total >= len(inside):
         return room

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from forespark import record
-from forespark.config import Config, drafter_places, require_model
+from forespark.config import Config, drafter_places, load, require_model
 
 HEADS = Path("forespark")  # beside the checkpoint, never inside it
 
@@ -234,3 +234,17 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
             )
         _check_latency(config, latency, digest)
     return Artifacts(drafter, digest, heads, fitted, latency)
+
+
+def check_arms(config: Config, names: list[str]) -> None:
+    """Find every file that arms need before the first server starts; ValueError names all."""
+    problems = []
+    for name in names:
+        arm = load([f"target={config.target.name}", f"arm={name}"]).arm
+        adaptive = arm.verify == "adaptive"
+        try:
+            resolve(replace(config, arm=arm), tables=adaptive, calibration=adaptive)
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise ValueError("; ".join(problems))
