@@ -81,6 +81,13 @@ def test_research_targets_hold_the_values_of_table_1(target: str) -> None:
         ("curves.batch_sizes=[0]", "curves.batch_sizes"),
         ("calibrate.bins=0", "calibrate.bins"),
         ("calibrate.pre_loads=[]", "calibrate.pre_loads"),
+        ("calibrate.caps=[dspark]", "calibrate.caps: got ['dspark'], want each at most once"),
+        ("calibrate.cap_loads=[0]", "calibrate.cap_loads"),
+        ("calibrate.cap_prompts=0", "calibrate.cap_prompts"),
+        ("serve.min_gain=-0.1", "serve.min_gain"),
+        ("serve.min_gain=nan", "serve.min_gain"),
+        ("serve.min_batch=-1", "serve.min_batch: got -1, want >= 0"),
+        ("serve.min_draft=-1", "serve.min_draft"),
         ("schedule.prior_acceptance=1", "schedule.prior_acceptance"),
         ("target.tensor_parallel_size=0", "target.tensor_parallel_size"),
         ("+bench.nope=1", "unknown key bench.nope: want one of arms, loads"),
@@ -110,10 +117,11 @@ def test_reload_refuses_unknown_keys(tmp_path: Path) -> None:
         ("curves", "curves.batch_sizes=[65]", r"curves\.batch_sizes"),
         ("curves", "curves.batch_sizes=[]", r"curves\.batch_sizes"),
         ("curves", "curves.context_len=2048", r"curves\.context_len: .* which is 2048"),
+        ("calibrate", "calibrate.cap_loads=[65]", r"calibrate\.cap_loads"),
     ],
 )
 def test_sizes_that_the_target_cannot_hold(stage: str, override: str, words: str) -> None:
-    loaded = config.load([override])
+    loaded = config.load([override, "calibrate.caps=[bw]"])
     config.check_stage(loaded, "data")  # which does not read them
     with pytest.raises(ValueError, match=words):
         config.check_stage(loaded, stage)

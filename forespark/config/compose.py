@@ -85,6 +85,9 @@ def check_stage(config: Config, stage: str) -> None:
     target, curves = config.target, config.curves
     sizes = {"eval": ("bench.loads", config.bench.loads)}
     sizes["curves"] = ("curves.batch_sizes", curves.batch_sizes)
+    if config.calibrate.caps:
+        loads = config.calibrate.cap_loads or config.calibrate.pre_loads
+        sizes["calibrate"] = ("calibrate.cap_loads", loads)
     if stage in sizes:
         key, values = sizes[stage]
         most = target.max_num_seqs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from omegaconf import MISSING
@@ -9,8 +10,8 @@ from omegaconf import MISSING
 from forespark.config.checks import require, require_least, require_positive
 
 DRAFTERS = ("none", "forespark", "dspark")
-DRAFT_RULES = ("none", "full", "planned")
-VERIFY_RULES = ("none", "full", "adaptive")
+DRAFT_RULES = ("none", "full", "planned", "capped")
+VERIFY_RULES = ("none", "full", "adaptive", "capped")
 
 
 @dataclass
@@ -48,8 +49,9 @@ class ArmConfig:
 
     name: str = MISSING
     drafter: str = "none"  # none | forespark | dspark
-    draft: str = "none"  # none | full (K tokens) | planned (joint schedule)
-    verify: str = "none"  # none | full | adaptive
+    # none | full (K tokens) | planned (joint schedule) | capped (one length per load)
+    draft: str = "none"
+    verify: str = "none"  # none | full | adaptive | capped (vLLM's own cap, by load)
     curve: str = "triangle"  # triangle | single: which pre-draft rows are read
 
     def __post_init__(self) -> None:
@@ -69,9 +71,14 @@ class ArmConfig:
             self.draft,
             "full: only the forespark drafter has a pre-draft estimator to plan with",
         )
+        capped = "capped" in (self.draft, self.verify)
         require(
-            self.curve in ("triangle", "single"), "arm.curve", self.curve, "triangle or single"
+            not capped or (self.drafter == "forespark" and "full" in (self.draft, self.verify)),
+            "arm.drafter, arm.draft and arm.verify",
+            (self.drafter, self.draft, self.verify),
+            "forespark, and full for what is not capped: the caps are measured so",
         )
+        require(self.curve in ("triangle", "single"), "arm.curve", self.curve, "triangle or single")
 
 
 @dataclass
@@ -127,10 +134,17 @@ class ServeConfig:
     force_length: int | None = None  # calibration: draft exactly d tokens, verify all
     ready_timeout_s: float = 600.0
     barrier: int | None = None  # hold decoding until this many requests have a first token
+    # Of arms that plan; each is off at 0.
+    min_gain: float = 0.0  # shorten or trim drafts only for this share more tokens per ms
+    min_batch: int = 0  # with fewer requests: full blocks, full verification, no plan
+    min_draft: int = 0  # tokens that every request drafts and verifies at least
 
     def __post_init__(self) -> None:
         require(self.split in ("device", "host"), "serve.split", self.split, "device or host")
         require(1 <= self.port <= 65535, "serve.port (--port)", self.port, "1..65535")
         require_positive("serve", self, "ready_timeout_s")
+        require_least("serve", self, 0, "min_batch", "min_draft")
+        gain = self.min_gain
+        require(0.0 <= gain < math.inf, "serve.min_gain", gain, "a share >= 0, such as 0.02")
         barrier = self.barrier
         require(barrier is None or barrier >= 0, "serve.barrier", barrier, ">= 0 or unset")

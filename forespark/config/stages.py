@@ -145,6 +145,11 @@ class CalibrateConfig:
     bins: int = 15
     theta_grid: int = 41  # log-spaced in [0.1, 10]
     min_samples: int = 50  # a cell with fewer keeps scale 1 and a shrunken bias
+    # Batch-wise arms whose caps are measured; then the estimators are not calibrated.
+    caps: list[str] = field(default_factory=list)  # out of bw, bw_stock
+    cap_loads: list[int] = field(default_factory=list)  # requests in flight; [] is pre_loads
+    cap_prompts: int = 4000  # per load and cap; at least twice the load
+    cap_rounds: int = 1  # repetitions of every load and cap
 
     def __post_init__(self) -> None:
         require_limit("calibrate", self.limit)
@@ -154,6 +159,19 @@ class CalibrateConfig:
             "calibrate.pre_loads",
             self.pre_loads,
             "at least one number of requests, all >= 1",
+        )
+        require_least("calibrate", self, 1, "cap_prompts", "cap_rounds")
+        require(
+            all(load >= 1 for load in self.cap_loads),
+            "calibrate.cap_loads",
+            self.cap_loads,
+            "numbers of requests, all >= 1, or [] for calibrate.pre_loads",
+        )
+        require(
+            set(self.caps) <= {"bw", "bw_stock"} and len(set(self.caps)) == len(self.caps),
+            "calibrate.caps",
+            self.caps,
+            "each at most once, out of bw, bw_stock",
         )
 
 

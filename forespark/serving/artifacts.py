@@ -15,6 +15,7 @@ from typing import Any
 
 from forespark import record
 from forespark.config import Config, drafter_places, load, require_model
+from forespark.serving.caps import COMMAND, cap_ranges
 
 HEADS = Path("forespark")  # beside the checkpoint, never inside it
 
@@ -28,6 +29,7 @@ class Artifacts:
     heads: Path | None = None
     calibration: Path | None = None
     latency: Path | None = None
+    caps: Path | None = None
 
 
 def drafter_dir(config: Config, name: str) -> Path:
@@ -176,6 +178,18 @@ def _check_latency(config: Config, path: Path, digest: str) -> None:
     CostTables.from_record(_read_object(path), latency_key(config, digest), str(path))
 
 
+def _caps(config: Config, digest: str) -> Path:
+    """This run's caps of a batch-wise arm."""
+    path = Path(config.run_dir) / "caps.json"
+    if not path.is_file():
+        command = COMMAND.format(arm=config.arm.name)
+        raise ValueError(
+            f"no batch-wise caps in {path}: run `{command} --target {config.target.name}`"
+        )
+    cap_ranges(_read_object(path), config.arm.name, latency_key(config, digest), str(path))
+    return path
+
+
 def _heads(config: Config, drafter: Path, digest: str) -> Path:
     """Folder of the estimators that were trained with exactly these weights."""
     folder = drafter / HEADS
@@ -194,8 +208,8 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
     """Find and check what ``config.arm`` needs.
 
     Args:
-        tables: the arm will plan, so latency tables are needed.
-        calibration: calibrated probabilities are needed (not while calibrating).
+        tables: latency tables are needed if the arm plans (False while profiling).
+        calibration: what calibration leaves behind is needed (False while calibrating).
 
     Raises:
         ValueError: something is missing, corrupt or made for something else.
@@ -217,8 +231,16 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
         raise ValueError(f"serve.force_length: got {length}, want at most K={K}")
     if arm.draft == "planned" and arm.verify == "full" and not forced:
         raise ValueError("arm.verify: got full with planned drafts, want adaptive")
-    if arm.draft == "full" and arm.verify == "full" and not forced:
-        return Artifacts(drafter=drafter, drafter_sha256=digest)
+    if config.serve.min_draft > K:
+        raise ValueError(f"serve.min_draft: got {config.serve.min_draft}, want at most K={K}")
+    capped = "capped" in (arm.draft, arm.verify) and not forced
+    caps = _caps(config, digest) if capped and calibration else None
+    if arm.draft == "full" and arm.verify in ("full", "capped") and not forced:
+        return Artifacts(drafter=drafter, drafter_sha256=digest, caps=caps)
+    if arm.verify != "adaptive":
+        # Full verification asks neither how likely a draft is nor what it costs.
+        heads = _heads(config, drafter, digest)
+        return Artifacts(drafter=drafter, drafter_sha256=digest, heads=heads, caps=caps)
     fitted = _calibration(config, drafter, digest, arm.drafter) if calibration else None
     if fitted is not None:
         _check_calibration(config, fitted, digest, arm.drafter)
@@ -241,9 +263,8 @@ def check_arms(config: Config, names: list[str]) -> None:
     problems = []
     for name in names:
         arm = load([f"target={config.target.name}", f"arm={name}"]).arm
-        adaptive = arm.verify == "adaptive"
         try:
-            resolve(replace(config, arm=arm), tables=adaptive, calibration=adaptive)
+            resolve(replace(config, arm=arm))
         except ValueError as error:
             problems.append(f"{name}: {error}")
     if problems:

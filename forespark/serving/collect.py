@@ -51,7 +51,7 @@ def collect_traces(
             form = engine.runner.speculator.estimators.pre.form if ours else None
             if not ours:
                 verify_everything(engine.runner.adaptive_verification)
-            requests = _requests(config, engine, prompts)
+            requests = chat_requests(config, engine, prompts)
             for d in tqdm(missing, desc="calibration runs (draft length)", unit="length"):
                 _run_length(config, engine, requests, d, {**key, "schema": 1, "form": form}, paths)
     return list(paths.values())
@@ -107,7 +107,7 @@ def _is_done(path: Path, key: dict[str, Any]) -> bool:
     return all(header.get(name) == value for name, value in key.items())
 
 
-def _requests(
+def chat_requests(
     config: Config, engine: Engine, prompts: Sequence[Sequence[dict[str, str]]]
 ) -> list[Request]:
     room = config.target.max_model_len - config.calibrate.max_tokens - 1

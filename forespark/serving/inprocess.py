@@ -50,6 +50,10 @@ class Engine:
         return core.model_executor.driver_worker.worker.model_runner
 
     @property
+    def scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    @property
     def planner(self) -> Any:
         return self.runner.speculator.planner
 

@@ -13,6 +13,7 @@ from forespark.config import Config
 from forespark.fore_d.calibrated import Calibration
 from forespark.process import cpu_environment, on_cpu
 from forespark.serving.artifacts import Artifacts, calibration_key, latency_key
+from forespark.serving.caps import cap_ranges
 
 
 def engine_environment(config: Config) -> dict[str, str]:
@@ -49,20 +50,43 @@ def speculative_config(config: Config, artifacts: Artifacts) -> dict[str, Any] |
     arm = config.arm
     if arm.drafter == "none":
         return None
-    return {
+    speculative: dict[str, Any] = {
         "method": "dspark" if arm.drafter == "dspark" else "dflash",
         "model": str(artifacts.drafter),
         "num_speculative_tokens": config.drafter.num_speculative_tokens,
         "enable_adaptive_verification": arm.verify == "adaptive" or planned(config),
     }
+    if arm.verify == "capped":
+        speculative["num_speculative_tokens_per_batch_size"] = _stock_schedule(config, artifacts)
+    return speculative
+
+
+def _stock_schedule(config: Config, artifacts: Artifacts) -> list[list[int]]:
+    """vLLM's [first load, last load, cap] table of the arm.
+
+    Without caps (while they are measured) every cap has a row, so that on a GPU graphs
+    are captured for all of them.
+    """
+    ranges = _cap_ranges(config, artifacts)
+    if ranges is not None:
+        return ranges
+    K = config.drafter.num_speculative_tokens
+    return [[cap + 1, cap + 1, cap] for cap in range(K + 1)]
+
+
+def _cap_ranges(config: Config, artifacts: Artifacts) -> list[list[int]] | None:
+    if artifacts.caps is None:
+        return None
+    key = latency_key(config, artifacts.drafter_sha256)
+    content = record.read_json(artifacts.caps)
+    return cap_ranges(content, config.arm.name, key, str(artifacts.caps))
 
 
 def planned(config: Config) -> bool:
     """True when our own speculator and budget manager serve the arm."""
     arm = config.arm
-    return arm.drafter == "forespark" and not (
-        arm.draft == "full" and arm.verify == "full" and config.serve.force_length is None
-    )
+    stock = arm.draft == "full" and arm.verify in ("full", "capped")
+    return arm.drafter == "forespark" and not (stock and config.serve.force_length is None)
 
 
 def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
@@ -79,6 +103,10 @@ def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
         "price_other": config.schedule.price_other,
         "prior_acceptance": config.schedule.prior_acceptance,
         "force_length": config.serve.force_length,
+        "min_gain": config.serve.min_gain,
+        "min_batch": config.serve.min_batch,
+        "min_draft": config.serve.min_draft,
+        "caps": _cap_ranges(config, artifacts),
         "trace": config.serve.trace,
         "trace_detail": config.serve.trace_detail,
         "drafter_sha256": artifacts.drafter_sha256,

@@ -111,7 +111,8 @@ class BudgetManager(AdaptiveVerificationManager):
             np.fromiter((self._limits[req_id] for req_id in req_ids), np.int64, count),
             device=device,
         )
-        self.verified = distribute(self.survival[idx_mapping.to(torch.int64)], limits, budget)
+        survival = self.planner.floors.favour(self.survival[idx_mapping.to(torch.int64)])
+        self.verified = distribute(survival, limits, budget)
         self._cu_num_logits[:1].zero_()
         self._cu_num_logits[1 : count + 1] = torch.cumsum(
             self.verified + self.num_bonus_tokens, 0

@@ -19,6 +19,8 @@ from forespark.fore_d.costs import CostTables
 from forespark.fore_d.prior import fill_missing, prior_scores
 from forespark.fore_d.schedule import plan, replan_budget
 from forespark.fore_d.split import split
+from forespark.serving.caps import dense
+from forespark.serving.floors import Floors
 from forespark.serving.mailbox import Mailbox
 
 
@@ -63,6 +65,11 @@ class Planner:
         self.verify_rule = settings["verify"]
         self.price_other = bool(settings["price_other"])
         self.force_length: int | None = settings["force_length"]
+        self.floors = Floors.of(settings)
+        caps = settings.get("caps")
+        self.caps = None if caps is None else dense(caps, max_num_reqs)
+        # Length of every draft of the batch; None when lengths are ranked.
+        self.same_length: int | None = None
         self.prior = prior_scores(float(settings["prior_acceptance"]), K)
         self.scores = Mailbox(max_num_reqs, K, device, lockstep=lockstep)
         # Post-draft survival and length of the drafts waiting to be verified, by slot.
@@ -94,19 +101,33 @@ class Planner:
         """
         began = time.perf_counter()
         n = int(samples.sum())
+        self.same_length = self._same_length(n, len(slots))
         if n == 0:
             total = 0
-        elif self.force_length is not None:
-            total = n * self.force_length
-        elif self.draft_rule == "full":
-            total = n * self.K
+        elif self.same_length is not None:
+            total = n * self.same_length
         else:
             assert self.costs is not None
             scores = self._host_scores(slots[samples])
-            total = plan(scores, n, n + prefill, self.costs, self.price_other).draft_total
+            total = self.floors.draft_total(scores, n + prefill, self.costs, self.price_other)
         self.counters.planned_draft = total
         self.counters.plan_us = (time.perf_counter() - began) * 1e6
         return total
+
+    def _same_length(self, n: int, load: int) -> int | None:
+        """Length of every draft when nothing is ranked.
+
+        Args:
+            n: requests that sample.
+            load: requests in the batch, prefilling ones too, as vLLM counts for its caps.
+        """
+        if self.force_length is not None:
+            return self.force_length
+        if self.draft_rule == "capped":
+            assert self.caps is not None
+            return self.caps[load]
+        full = self.draft_rule == "full" or n < self.floors.min_batch
+        return self.K if full else None
 
     def _host_scores(self, slots: np.ndarray) -> np.ndarray:
         """[R, K] newest landed scores; the mean or the prior where none has landed."""
@@ -119,7 +140,7 @@ class Planner:
         Args:
             limits: [R] largest length of each request, 0 for one that drafts nothing.
         """
-        scores = torch.from_numpy(self._host_scores(slots))
+        scores = torch.from_numpy(self.floors.favour(self._host_scores(slots)))
         return split(scores, total, torch.from_numpy(limits)).numpy()
 
     def budget(self, slots: np.ndarray, limits: np.ndarray, n: int, non_draft: int) -> int:
@@ -134,7 +155,8 @@ class Planner:
         began = time.perf_counter()
         present = int(limits.sum())
         self.counters.present = present
-        if self.verify_rule == "full" or self.force_length is not None or self.costs is None:
+        everything = self.verify_rule == "full" or self.force_length is not None
+        if everything or self.costs is None or n < self.floors.min_batch:
             budget = present
         elif present == 0:
             budget = 0
@@ -146,13 +168,12 @@ class Planner:
                 rows = fill_missing(
                     self.survival.rows[slots], self.survival.known[slots], self.prior
                 )
-            drafted = np.where(np.arange(self.K) < limits[:, None], rows, np.float32(0.0))
-            budget = replan_budget(
-                drafted,
+            budget = self.floors.budget(
+                rows,
+                limits,
                 n,
                 non_draft,
                 self.costs,
-                present,
                 self.counters.drafter_tokens,
                 self.price_other,
             )

@@ -112,6 +112,7 @@ def _execute_model(original: Callable[..., Any], runner: Any, output: Any, *args
     meter = _meter(runner)
     if meter is not None and not kw.get("dummy_run") and output.total_num_scheduled_tokens > 0:
         meter.step_starts()
+    runner.forespark_cap = output.num_spec_tokens_to_schedule
     return original(runner, output, *args, **kw)
 
 
@@ -128,7 +129,22 @@ def _sample(original: Callable[..., Any], runner: Any, hidden: Any, batch: Any, 
 
 def _sample_tokens(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(runner, *args, **kwargs)
+    speculative = runner.vllm_config.speculative_config
+    if speculative is not None and speculative.uses_dynamic_speculative_decoding():
+        _cap_offered_drafts(runner)
     meter = _meter(runner)
     if meter is not None:
         meter.step_ends()
     return result
+
+
+def _cap_offered_drafts(runner: Any) -> None:
+    """Offer the scheduler no more drafts than its batch-wise cap of this step allows.
+
+    With asynchronous scheduling vLLM's scheduler applies its cap itself. Without (always so
+    on a CPU) it takes as many drafts as it is offered, and the V2 runner offers K.
+    """
+    handler, cap = runner.draft_tokens_handler, runner.forespark_cap
+    handler.num_draft_tokens = min(handler.num_draft_tokens, cap)
+    if handler.draft_tokens_np is not None:
+        handler.draft_tokens_np = handler.draft_tokens_np[:, :cap]

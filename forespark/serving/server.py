@@ -27,10 +27,7 @@ def run_server(config: Config, extra: list[str], *, dry_run: bool = False) -> in
         ValueError: a file the arm needs is missing, corrupt or foreign.
         OSError: the port is taken.
     """
-    arm = config.arm
-    adaptive = arm.verify == "adaptive"
-    tables = adaptive and arm.drafter == "forespark"
-    artifacts = resolve(config, tables=tables, calibration=adaptive)
+    artifacts = resolve(config)
     command = serve_command(config, artifacts, extra)
     environment = engine_environment(config)
     if dry_run:

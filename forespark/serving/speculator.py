@@ -188,11 +188,12 @@ class ForeSparkSpeculator(DFlash2Speculator):
         # Requests still prefilling bring about as many prompt tokens to the next step.
         prefill = int(input_batch.num_scheduled_tokens[:count][~samples].sum())
         total = self.planner.draft_lengths_total(slots, samples, prefill)
-        if self.planner.force_length is not None:
-            lengths_host = np.minimum(limits, self.planner.force_length)
+        if self.planner.same_length is not None:
+            lengths_host = np.minimum(limits, self.planner.same_length)
         elif self.host_split:
             lengths_host = self.planner.split_on_host(slots, limits, total)
         else:
+            assert scored is not None, "a plan is made from estimates"
             lengths_host = self._split(scored, total, limits)
         lengths_host = lengths_host.astype(np.int64)
         lengths = async_tensor_h2d(lengths_host, device=context.device)
@@ -205,11 +206,10 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self._count_bad(scored.bad)
         return proposal
 
-    def _split(self, scored: Scored | None, total: int, limits: np.ndarray) -> np.ndarray:
-        """[R] draft lengths: whole blocks, or the planned total over this step's scores."""
-        if scored is None:
-            return limits
-        return split(scored.scores, total, torch.from_numpy(limits)).numpy()
+    def _split(self, scored: Scored, total: int, limits: np.ndarray) -> np.ndarray:
+        """[R] draft lengths of the planned total, ranked by this step's scores."""
+        scores = self.planner.floors.favour(scored.scores)
+        return split(scores, total, torch.from_numpy(limits)).numpy()
 
     def _count_bad(self, bad: torch.Tensor) -> None:
         if bad.device.type == "cpu":  # elsewhere counting them would wait for the device

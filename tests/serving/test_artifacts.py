@@ -151,6 +151,7 @@ def test_flags_of_the_user_come_last(run):
     [
         (["arm=dspark", "serve.force_length=3"], "only the forespark drafter"),
         (["arm=forespark", "arm.verify=full"], "want adaptive"),
+        (["arm=forespark", "serve.min_draft=8"], "at most K=7"),
     ],
 )
 def test_combinations_that_cannot_be_served(run, overrides, message):
@@ -158,7 +159,10 @@ def test_combinations_that_cannot_be_served(run, overrides, message):
         artifacts.resolve(run(*overrides))
 
 
-@pytest.mark.parametrize("override", ["arm.draft=none", "arm.verify=none", "arm.drafter=dspark"])
+@pytest.mark.parametrize(
+    "override",
+    ["arm.draft=none", "arm.verify=none", "arm.drafter=dspark", "arm.verify=capped"],
+)
 def test_arm_that_contradicts_itself(run, override):
     with pytest.raises(ValueError, match=r"arm\.draft"):
         run("arm=forespark", override)
