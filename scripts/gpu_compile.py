@@ -19,7 +19,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-ARCHITECTURES = (80, 90)
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64",
     torch.int32: "i32", torch.int8: "i8", torch.bool: "i1",
@@ -43,6 +42,7 @@ class Recorder:
 
 
 def compile_all(
+    targets: tuple[int, ...],
     size: dict[str, Any],
     jitted: list[tuple[Any, str]],
     step_of: Callable[..., Any],
@@ -68,7 +68,7 @@ def compile_all(
     rows, seen = [], set()
     for kernel, bound, warps in launches:
         signature, constants = described(kernel, bound)
-        for architecture in ARCHITECTURES:
+        for architecture in targets:
             key = (kernel.__name__, str(signature), str(constants), warps, architecture)
             if key not in seen:
                 seen.add(key)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
+import os
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -71,3 +74,38 @@ def test_the_script_names_tests_that_exist_and_refuses_other_words(root):
     assert done.returncode == 2 and "--dry" in done.stderr
     block = script.read_text().partition("tests=(")[2].partition(")")[0]
     assert all((root / path).exists() for path in block.split()) and len(block.split()) > 5
+
+
+def test_what_it_imports_needs_no_vllm(root):
+    """The machine it runs on has torch and triton, and need not have vllm."""
+    waiting, seen = [root / "scripts/gpu_check.py"], set()
+    while waiting:
+        path = waiting.pop()
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for name in names:
+                assert not name.startswith("vllm"), f"{path} imports {name}"
+                found = root / (name.replace(".", "/") + ".py")
+                if name.startswith("forespark.") and found.exists() and name not in seen:
+                    seen.add(name)
+                    waiting.append(found)
+    assert "forespark.serving.kernels.walk" in seen
+
+
+def test_the_compiler_takes_every_kernel(check, root, tmp_path):
+    """The interpreter runs code that the compiler refuses: branches that change a shape, say."""
+    command = [sys.executable, "scripts/gpu_check.py", "--compile", "--dry"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(root)
+    out = tmp_path / "compiled.json"
+    done = subprocess.run(
+        [*command, "--out", out], cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    rows = json.loads(out.read_text())["compiled"]
+    assert {row["kernel"] for row in rows} == {name.strip("_") for _, name in check.JITTED}
+    assert not any(row["stack_bytes"] for row in rows)

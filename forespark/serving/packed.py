@@ -189,9 +189,7 @@ def prepare_queries(
     if lengths.is_cuda:
         from forespark.serving.kernels.queries import prepare_queries_kernel
 
-        return prepare_queries_kernel(
-            lengths, anchors, num_tokens, num_drafts, K, buffers, groups
-        )
+        return prepare_queries_kernel(lengths, anchors, num_tokens, num_drafts, K, buffers, groups)
     R = lengths.shape[0]
     drafted = int(lengths.sum())
     used = drafted + int((lengths > 0).sum())

@@ -107,7 +107,7 @@ def test_shares_of_ties_nan_zero_infinite_and_rising_rows():
             [0.5, 0.5, 0.5, 0.5],
             [nan, 0.9, 0.9, 0.1],
             [0.5, 0.6, 0.5, 0.0],
-            [inf, 1.0, -1.0, 0.3],
+            [inf, 1.0, -inf, 0.3],
             [0.0, 0.0, 0.0, 0.0],
         ]
     )

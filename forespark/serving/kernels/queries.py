@@ -77,9 +77,7 @@ def _queries_kernel(
         if INPUTS:
             anchor = tl.load(token_ptr + program)
             tl.store(ids_ptr + row, tl.where(offset == 0, anchor, mask_token), mask=inside)
-            tl.store(
-                positions_ptr + row, tl.minimum(position, max_model_len - 1), mask=inside
-            )
+            tl.store(positions_ptr + row, tl.minimum(position, max_model_len - 1), mask=inside)
             tl.store(offset_ptr + row, offset, mask=inside)
             tl.store(request_ptr + row, program + 0 * offset, mask=inside)
             tl.store(start_ptr + program, tl.minimum(start, num_tokens))
