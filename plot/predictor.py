@@ -24,6 +24,8 @@ LOOKS: dict[str, tuple[str, str, Any]] = {
     "served": ("pre-draft estimate", "#b3122a", "-"),
     "previous": ("previous step", "#3f8fc4", (0, (4, 2))),
     "mean": ("mean of all drafts", "#999999", (0, (1, 1.2))),
+    "constant": ("median of all drafts", "#bbbbbb", (0, (1, 1.2))),
+    "median": ("estimate, its median", "#7a0c1d", (0, (2, 1))),
     "matched": ("estimate, calibrated on these prompts", "#e08a96", (0, (3, 1))),
     "none": ("estimate, not calibrated", "#c9b4b8", (0, (5, 1.5, 1, 1.5))),
     "after": ("post-draft estimate", "#111111", (0, (1, 2))),
@@ -91,7 +93,7 @@ def render(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         for name in (name for name in LOOKS if name in row["predictors"]):
             judged, ratio = row["predictors"][name], row["mae_ratio"].get(name)
-            shown = "" if name in ("previous", "mean") else "n/a"
+            shown = "" if name == "previous" else "n/a"
             if ratio and ratio["ratio"] is not None:
                 shown = f"{ratio['ratio']:.3f}"
             if ratio and ratio["interval"] is not None:

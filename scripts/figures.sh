@@ -24,3 +24,5 @@ for bench in scheduler oracle; do
   [ ! -d "$folder/bench/$bench" ] || draw "$bench" "$folder/bench/$bench"
 done
 draw learning "$folder/train"
+for figure in predictor reliability; do draw "$figure" "$folder/bench/predictor"; done
+draw training_cost "$folder/bench/training_cost"

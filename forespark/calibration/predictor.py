@@ -215,19 +215,22 @@ def compare(
 ) -> dict[str, Any]:
     """Predictors, error curves and reliability of one trace, as JSON values.
 
-    Predictors: ``previous`` (the request's last count), ``mean`` (the trace's mean),
-    ``none``/``served``/``matched`` (pre-draft estimate by calibration) and ``after``, the
-    matched post-draft estimate, which has seen the drafts: what features before drafting
-    cannot be expected to beat.
+    Predictors: ``previous`` (the request's last count); ``mean`` and ``constant`` (the trace's
+    mean and median); ``none``/``served``/``matched``, R(K) of the pre-draft estimate by
+    calibration; ``median``, the served estimate's median count, which is the better guess
+    where the absolute error counts; and ``after``, R(K) of the matched post-draft estimate,
+    which has seen the drafts: what features before drafting cannot be expected to beat.
     """
     K = blocks.z.shape[1]
     curves = calibrated_survival(blocks, calibration, min_samples, bins)
     pairs = blocks.previous >= 0
     accepted, request = blocks.accepted[pairs], blocks.request[pairs]
     guesses = {name: S[pairs].sum(axis=1) for name, S in curves["pre"].items()}
+    guesses["median"] = (curves["pre"]["served"][pairs] >= 0.5).sum(axis=1).astype(float)
     guesses["after"] = curves["post"]["matched"][pairs].sum(axis=1)
     guesses["previous"] = blocks.previous[pairs].astype(float)
     guesses["mean"] = np.full(len(accepted), blocks.accepted.mean())
+    guesses["constant"] = np.full(len(accepted), np.median(blocks.accepted))
     thresholds = np.arange(0, K + ERRORS, ERRORS)
     return {
         "requests": int(blocks.request.max()) + 1,
@@ -238,7 +241,7 @@ def compare(
         "predictors": {name: judge(g, accepted, thresholds) for name, g in guesses.items()},
         "mae_ratio": {
             name: mae_ratio(guesses[name], guesses["previous"], accepted, request)
-            for name in ("none", "served", "matched", "after")
+            for name in ("none", "served", "matched", "median", "after", "mean", "constant")
         },
         "expected_mae": expected_error(curves["pre"]["matched"][pairs]),
         "reliability": {

@@ -129,6 +129,8 @@ def test_a_sharp_estimate_beats_the_previous_step(tmp_path):
     assert judged["previous"]["within_one"] == pytest.approx(2 / 6)
     constant = np.abs(9 / 8 - np.array([3, 0, 3, 0, 1, 1])).mean()
     assert judged["mean"]["mae"] == pytest.approx(constant)
+    assert judged["constant"]["mae"] == pytest.approx(6 / 6)  # always 1: 2, 1, 2, 1, 0, 0
+    assert judged["median"]["mae"] == 0.0
     assert found["mae_ratio"]["served"]["ratio"] == pytest.approx(0.0, abs=1e-6)
     assert found["mae_ratio"]["served"]["interval"] is None  # b alone never errs
     assert found["expected_mae"] < 1.0
@@ -192,7 +194,7 @@ def test_figures_and_tables(measured, plots, tmp_path):
         assert (tmp_path / "figures" / f"{name}.png").read_bytes()[1:4] == b"PNG"
     rows = list(csv.DictReader((tmp_path / "figures" / "predictor.csv").open()))
     record = read_jsonl(out / "records.jsonl")[0]
-    assert len(rows) == 2 * 6 * len(record["errors"])
+    assert len(rows) == 2 * 8 * len(record["errors"])
     table = (tmp_path / "figures" / "predictor.md").read_text()
     assert f"| {record['predictors']['served']['mae']:.3f} |" in table
     assert "before calibration" in (tmp_path / "figures" / "reliability.md").read_text()
