@@ -1,6 +1,7 @@
 """Rows travelling to the host: never waited for, never torn, never of an old request."""
 
 import numpy as np
+import pytest
 import torch
 
 from forespark.serving.mailbox import Mailbox
@@ -20,6 +21,13 @@ class Event:
 
     def synchronize(self) -> None:
         raise AssertionError("the host waited for the device")
+
+
+class Awaited(Event):
+    """One that may be waited for, as ranks in lockstep do."""
+
+    def synchronize(self) -> None:
+        self.landed = True
 
 
 def make(events: list[Event]) -> Mailbox:
@@ -72,3 +80,26 @@ def test_a_reused_slot_refuses_the_row_of_the_old_request():
     box.receive()
     assert not box.known[0] and box.rows[0].tolist() == [0, 0]
     assert box.known[1] and box.rows[1].tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("asked", [0, 1, 5])
+def test_in_lockstep_rows_are_one_batch_old_whenever_they_land(asked):
+    """However often a rank looks, and whatever has landed: the same rows at the same step."""
+    box = Mailbox(2, 1, torch.device("cpu"), Awaited, lockstep=True)
+    slots, seen = np.array([0, 1]), []
+    for step in range(4):
+        assert box.send(slots, torch.full((2, 1), float(step)))
+        for letter in box._flying:
+            letter.event.landed = asked == 5
+        for _ in range(asked):
+            box.receive()
+        seen.append((bool(box.known[0]), float(box.rows[0, 0])))
+    assert seen == [(False, 0.0), (True, 0.0), (True, 1.0), (True, 2.0)]
+
+
+def test_in_lockstep_a_reused_slot_refuses_the_row_of_the_old_request():
+    box = Mailbox(2, 1, torch.device("cpu"), Awaited, lockstep=True)
+    box.send(np.array([0, 1]), torch.tensor([[5.0], [6.0]]))
+    box.forget(0)
+    box.send(np.array([1]), torch.tensor([[7.0]]))
+    assert box.known.tolist() == [False, True] and box.rows[:, 0].tolist() == [0, 6]

@@ -87,6 +87,9 @@ def install() -> None:
     from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
 
     wrap(DFlashQwen3Model, "_normalize_context_k", _normalize_context_k)
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    wrap(_CPUSHMDistributed, "all_gather_into_tensor", _gather_any_type)
 
 
 def _complete_triton_placeholder() -> None:
@@ -129,3 +132,17 @@ def _normalize_context_k(original: Callable[..., Any], drafter: Any, all_k: Any)
             normed[layer], all_k[layer], drafter._k_norm_weights[layer], drafter._rms_norm_eps
         )
     return normed
+
+
+def _gather_any_type(
+    original: Callable[..., None], ranks: Any, output: Any, input: Any, group: Any = None
+) -> None:
+    """Gather the drafter's candidate tokens of tensor-parallel ranks.
+
+    vLLM's shared-memory gather copies bytes, but refuses 64-bit integers.
+    """
+    import torch
+
+    if input.dtype == torch.int64:
+        output, input = output.view(torch.float32), input.contiguous().view(torch.float32)
+    original(ranks, output, input, group)

@@ -1,0 +1,101 @@
+"""A planned step leaves the device alone, and counts only drafts that are still there."""
+
+import numpy as np
+import pretend_gpu
+import pytest
+import small_engine
+import torch
+
+COUNTS = ("n", "N", "B", "scheduled", "drafted", "drafter_tokens", "accepted", "prefill")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm():
+    """vLLM's modules, loaded before torch pretends anything."""
+    from forespark.serving import manager, speculator
+
+    return manager, speculator
+
+
+@pytest.fixture
+def gpu(monkeypatch, vllm):
+    with pretend_gpu.pretend_gpu(monkeypatch) as made:
+        for module in vllm:
+            monkeypatch.setattr(module, "async_tensor_h2d", made.upload)
+        yield made
+
+
+def held(value):
+    return value.held if isinstance(value, pretend_gpu.OnGpu) else value
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    """An engine on a CPU, where waiting costs nothing."""
+    monkeypatch.setattr(torch.cuda, "Event", pretend_gpu.Event)
+    monkeypatch.setattr(torch.cuda, "Stream", pretend_gpu.Stream)
+    return small_engine.SmallEngine("cpu")
+
+
+def test_a_planned_step_waits_for_nothing_and_does_what_a_cpu_does(cpu, request):
+    on_cpu = small_engine.life(cpu)
+    request.getfixturevalue("gpu")
+    engine = small_engine.SmallEngine("cuda")
+    log = small_engine.life(engine)
+    assert sum(sum(step["lengths"]) for step in log) > 10 and sum(step["B"] for step in log) > 5
+    for ours, theirs in zip(log, on_cpu, strict=True):
+        assert ours["lengths"] == theirs["lengths"] and ours["B"] == theirs["B"]
+        assert torch.equal(held(ours["tokens"]), theirs["tokens"])
+        assert torch.equal(held(ours["verified"]), theirs["verified"])
+        # Kernel and CPU twin add the same products in another order.
+        torch.testing.assert_close(held(ours["survival"]), theirs["survival"], atol=1e-5, rtol=0)
+    for ours, theirs in zip(engine.meter.steps, cpu.meter.steps, strict=True):
+        assert [ours[name] for name in COUNTS] == [theirs[name] for name in COUNTS]
+
+
+def test_nothing_waits_while_no_copy_lands(gpu, monkeypatch):
+    """The host plans from the prior, and completes no record, until the device comes along."""
+    engine = small_engine.SmallEngine("cuda")
+    engine.add("a", 3)
+    monkeypatch.setattr(pretend_gpu.Event, "passes", False)
+    steps = [engine.step() for _ in range(4)]
+    assert sum(sum(step["lengths"]) for step in steps) > 0
+    assert not engine.planner.scores.known.any() and engine.meter.steps == []
+    monkeypatch.setattr(pretend_gpu.Event, "passes", True)
+    engine.step()
+    assert engine.planner.scores.known[3]
+    assert [row["step"] for row in engine.meter.steps] == [0, 1, 2, 3, 4]
+    assert all(row["draft_ms"] == row["verify_ms"] == 1.0 for row in engine.meter.steps)
+
+
+def test_budget_counts_only_drafts_that_are_still_there(cpu):
+    for slot, name in enumerate("abc"):
+        cpu.add(name, slot)
+    for _ in range(4):
+        step = cpu.step()
+    lengths = dict(zip("abc", step["lengths"], strict=True))
+    assert all(lengths.values()), "every request has drafts to lose"
+    cpu.remove("a")  # finished or aborted, after B's drafts were counted on
+    cpu.remove("b")
+    cpu.add("b", 0, prompt=0)  # preempted; decodes again at once, in the slot of a
+    step = cpu.step()
+    assert list(cpu.live) == ["c", "b"] and step["verified"][1] == 0
+    assert step["B"] == step["verified"][0] <= lengths["c"]
+    before = sum(cpu.step()["lengths"])
+    step = cpu.step(offered=1)  # the scheduler has room for one draft each
+    assert before > 2 >= step["B"] and max(step["verified"].tolist()) <= 1
+
+
+def test_a_new_request_is_planned_by_the_mean_and_never_by_the_old_ones_estimate(cpu):
+    for slot, name in enumerate("ab"):
+        cpu.add(name, slot)
+    for _ in range(3):
+        cpu.step()
+    scores = cpu.planner.scores
+    assert scores.known[:2].all()
+    scores.rows[0] = 77.0  # what the old request of the slot left
+    cpu.remove("a")
+    cpu.add("n", 0, prompt=0)
+    seen = cpu.planner._host_scores(np.array([1, 0]))
+    assert seen.max() <= 1 and np.array_equal(seen[0], seen[1])
