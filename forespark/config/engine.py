@@ -53,6 +53,7 @@ class ArmConfig:
     draft: str = "none"
     verify: str = "none"  # none | full | adaptive | capped (vLLM's own cap, by load)
     curve: str = "triangle"  # triangle | single: which pre-draft rows are read
+    search: str = "ranked"  # ranked (pooled scores) | exhaustive (all schedules, small batches)
 
     def __post_init__(self) -> None:
         require(self.drafter in DRAFTERS, "arm.drafter", self.drafter, f"one of {DRAFTERS}")
@@ -79,6 +80,9 @@ class ArmConfig:
             "forespark, and full for what is not capped: the caps are measured so",
         )
         require(self.curve in ("triangle", "single"), "arm.curve", self.curve, "triangle or single")
+        searches = (self.search, self.draft) == ("exhaustive", "planned")
+        want = "ranked, or exhaustive with arm.draft=planned"
+        require(searches or self.search == "ranked", "arm.search", self.search, want)
 
 
 @dataclass

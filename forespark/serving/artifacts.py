@@ -229,6 +229,10 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
         )
     if length is not None and length > K:
         raise ValueError(f"serve.force_length: got {length}, want at most K={K}")
+    if arm.search == "exhaustive":
+        from forespark.serving.exhaustive import check_arm
+
+        check_arm(config.target.max_num_seqs, K, config.target.tensor_parallel_size)
     if arm.draft == "planned" and arm.verify == "full" and not forced:
         raise ValueError("arm.verify: got full with planned drafts, want adaptive")
     if config.serve.min_draft > K:

@@ -99,6 +99,7 @@ def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
         "draft": config.arm.draft,
         "verify": config.arm.verify,
         "curve": config.arm.curve,
+        "search": config.arm.search,
         "split": "host" if config.target.sparse_mla else config.serve.split,
         "price_other": config.schedule.price_other,
         "prior_acceptance": config.schedule.prior_acceptance,

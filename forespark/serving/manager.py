@@ -10,6 +10,7 @@ post-draft survival with the documented tie rule. Rejection sampling is untouche
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,9 @@ class BudgetManager(AdaptiveVerificationManager):
         self.survival = torch.zeros(slots, K, dtype=torch.float32, device=req_states.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=req_states.device)
         self.verified = torch.zeros(0, dtype=torch.int64)  # [R] of the last verification
-        self._limits: dict[str, int] = {}
+        # Of the step being prepared: its requests, their plain tokens and drafts present.
+        self._asked: list[str] = []
+        self._plain = self._limits = np.zeros(0, dtype=np.int64)
 
     def add_request(self, req_idx: int) -> None:
         self.planner.forget(req_idx)
@@ -73,44 +76,38 @@ class BudgetManager(AdaptiveVerificationManager):
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
         """Tokens of this step once the draft budget is B (vLLM's hook, before dispatch)."""
+        # map() and bound methods: a generator costs as much again per request.
         req_ids = list(num_tokens_per_req)
         count = len(req_ids)
-        tokens = np.fromiter(num_tokens_per_req.values(), dtype=np.int64, count=count)
-        scheduled = np.fromiter(
-            (len(draft_tokens.get(req_id, ())) for req_id in req_ids), np.int64, count
-        )
-        slots = np.fromiter(
-            (self.req_states.req_id_to_index[req_id] for req_id in req_ids), np.int64, count
-        )
+        tokens = np.fromiter(num_tokens_per_req.values(), np.int64, count)
+        drafts = map(draft_tokens.get, req_ids, repeat(()))
+        scheduled = np.fromiter(map(len, drafts), np.int64, count)
+        slot_of = self.req_states.req_id_to_index
+        slots = np.fromiter(map(slot_of.__getitem__, req_ids), np.int64, count)
         plain = tokens - scheduled
         limits = np.minimum(self.planner.lengths[slots], scheduled)
         computed = self.req_states.num_computed_tokens_np[slots] + plain
         n = int(np.count_nonzero(computed >= self.req_states.prefill_len.np[slots]))
         room = max(0, self._max_total_logits - count * self.num_bonus_tokens)
-        budget = min(self.planner.budget(slots, limits, n, int(plain.sum())), room)
-        self._limits = dict(zip(req_ids, limits.tolist(), strict=True))
-        self._batch_budget = (
-            dict(zip(req_ids, scheduled.tolist(), strict=True)),
-            dict(zip(req_ids, plain.tolist(), strict=True)),
-            budget,
-        )
-        return int(plain.sum()) + budget
+        non_draft = int(plain.sum())
+        budget = min(self.planner.budget(slots, limits, n, non_draft), room)
+        self._asked, self._plain, self._limits = req_ids, plain, limits
+        unread: dict[str, int] = {}  # vLLM's own methods read the last part only
+        self._batch_budget = (unread, unread, budget)
+        return non_draft + budget
 
     def reallocate_drafts(
         self, req_ids: list[str], idx_mapping: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Give each request its share of B; rewrite the query and logits boundaries."""
         assert self._batch_budget is not None
-        _, plain_of, budget = self._batch_budget
-        count = len(req_ids)
+        budget = self._batch_budget[2]
         device = self.survival.device
-        plain = async_tensor_h2d(
-            np.fromiter((plain_of[req_id] for req_id in req_ids), np.int64, count), device=device
-        )
-        limits = async_tensor_h2d(
-            np.fromiter((self._limits[req_id] for req_id in req_ids), np.int64, count),
-            device=device,
-        )
+        count = len(req_ids)
+        row_of = dict(zip(self._asked, range(count), strict=True))
+        rows = np.fromiter(map(row_of.__getitem__, req_ids), np.int64, count)
+        plain = async_tensor_h2d(self._plain[rows], device=device)
+        limits = async_tensor_h2d(self._limits[rows], device=device)
         survival = self.planner.floors.favour(self.survival[idx_mapping.to(torch.int64)])
         self.verified = distribute(survival, limits, budget)
         self._cu_num_logits[:1].zero_()
@@ -120,5 +117,5 @@ class BudgetManager(AdaptiveVerificationManager):
         boundaries = torch.cumsum(self.verified + plain, 0).to(self.query_start_loc.dtype)
         self.query_start_loc[:1].zero_()
         self.query_start_loc[1 : count + 1] = boundaries
-        self.query_start_loc[count + 1 :].fill_(int(sum(plain_of.values())) + budget)
+        self.query_start_loc[count + 1 :].fill_(int(self._plain.sum()) + budget)
         return self._cu_num_logits[: count + 1], self.query_start_loc, budget

@@ -18,7 +18,7 @@ import torch
 from forespark.fore_d.costs import CostTables
 from forespark.fore_d.prior import fill_missing, prior_scores
 from forespark.fore_d.schedule import plan, replan_budget
-from forespark.fore_d.split import split
+from forespark.fore_d.split import top_prefix_host
 from forespark.serving.caps import dense
 from forespark.serving.floors import Floors
 from forespark.serving.mailbox import Mailbox
@@ -100,7 +100,7 @@ class Planner:
             prefill: prompt tokens expected in the step that verifies.
         """
         began = time.perf_counter()
-        n = int(samples.sum())
+        n = int(np.count_nonzero(samples))
         self.same_length = self._same_length(n, len(slots))
         if n == 0:
             total = 0
@@ -140,8 +140,7 @@ class Planner:
         Args:
             limits: [R] largest length of each request, 0 for one that drafts nothing.
         """
-        scores = torch.from_numpy(self.floors.favour(self._host_scores(slots)))
-        return split(scores, total, torch.from_numpy(limits)).numpy()
+        return top_prefix_host(self.floors.favour(self._host_scores(slots)), limits, total)
 
     def budget(self, slots: np.ndarray, limits: np.ndarray, n: int, non_draft: int) -> int:
         """B for the batch about to be verified, from its actual N and the drafts present.

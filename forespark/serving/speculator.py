@@ -31,6 +31,7 @@ from forespark.fore_d.survival import post_survival
 from forespark.serving import packed
 from forespark.serving.conv import BlockOffsets, use_packed_conv
 from forespark.serving.estimate import Estimators
+from forespark.serving.exhaustive import ExhaustivePlanner
 from forespark.serving.planner import Planner
 from forespark.serving.proposal import Proposal, Scored
 from forespark.serving.ranks import Ranks, check_parallel
@@ -64,7 +65,8 @@ class ForeSparkSpeculator(DFlash2Speculator):
             engine_key(vllm_config),
             self.ranks,
         )
-        self.planner = Planner(
+        searches = settings["search"] == "exhaustive"
+        self.planner = (ExhaustivePlanner if searches else Planner)(
             self.max_num_reqs,
             self.num_speculative_steps,
             self.estimators.costs,
@@ -74,7 +76,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         )
         # Splitting on a GPU needs lengths that never reach the host, and so kernels and
         # graphs per token bucket; until those exist the host splits there.
-        self.host_split = settings["split"] == "host" or device.type != "cpu"
+        self.host_split = settings["split"] == "host" or device.type != "cpu" or searches
         # Full blocks need no pre-draft estimate, unless a trace shall hold it.
         self.estimates_first = settings["draft"] == "planned" or bool(settings["trace_detail"])
         self.offsets = BlockOffsets(self.max_num_tokens, device)
@@ -183,6 +185,8 @@ class ForeSparkSpeculator(DFlash2Speculator):
             scored = self.estimators.before_draft(context[anchors.row], self._embed(anchors.token))
             self.ranks.share(scored.scores)
             self.planner.scores.send(slots, scored.scores)
+            if isinstance(self.planner, ExhaustivePlanner):
+                self.planner.publish(slots, scored.logits, self.estimators)
         room = self.max_model_len - 2 - input_batch.seq_lens_cpu_upper_bound[:count].numpy()
         limits = np.where(samples, np.clip(room, 0, self.num_speculative_steps), 0)
         # Requests still prefilling bring about as many prompt tokens to the next step.
@@ -228,8 +232,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         seeds: torch.Tensor,
     ) -> None:
         """One packed drafter pass; fills the proposal's tokens and survival."""
-        blocks = packed.lay_out(proposal.lengths, proposal.num_tokens, proposal.num_drafts)
-        slot_mappings, metadata = self._prepare_queries(input_batch, anchors, blocks, proposal)
+        blocks, slot_mappings, metadata = self._prepare_queries(input_batch, anchors, proposal)
         self.temperature.copy_(temperature)
         self.seeds.copy_(seeds)
         hidden = self._run_model(proposal.num_tokens, metadata, slot_mappings, None)
@@ -258,31 +261,14 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self._cached_candidate_ids[slot, step] = candidate_ids
 
     def _prepare_queries(
-        self, input_batch: Any, anchors: packed.Anchors, blocks: packed.Blocks, proposal: Proposal
-    ) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
-        """Fill the query buffers; build slot mappings and attention metadata."""
+        self, input_batch: Any, anchors: packed.Anchors, proposal: Proposal
+    ) -> tuple[packed.Blocks, dict[str, torch.Tensor], dict[str, Any] | None]:
+        """Fill the query buffers; lay out blocks, slot mappings and attention metadata."""
         num_reqs, num_tokens = input_batch.num_reqs, proposal.num_tokens
-        buffers = self.input_buffers
-        is_anchor = blocks.offset == 0
-        buffers.input_ids[:num_tokens] = torch.where(
-            is_anchor, anchors.token[blocks.request], self.parallel_drafting_token_id
-        ).to(buffers.input_ids.dtype)
-        positions = anchors.position[blocks.request] + 1 + blocks.offset
-        buffers.positions[:num_tokens] = positions.clamp(max=self.max_model_len - 1)
-        buffers.query_start_loc[: num_reqs + 1] = blocks.start
-        buffers.query_start_loc[num_reqs + 1 :].fill_(num_tokens)
-        ends = anchors.position + 2 + proposal.lengths
-        buffers.seq_lens[:num_reqs] = ends.clamp(max=self.max_model_len).to(torch.int32)
-        buffers.seq_lens[num_reqs:].zero_()
-        self.offsets.set(blocks.offset)
-        for group in self.draft_kv_cache_group_ids:
-            self.block_tables.slot_mappings[group, :num_tokens] = packed.slots_of(
-                positions,
-                blocks.request,
-                self.block_tables.input_block_tables[group][:num_reqs],
-                self.block_tables.kernel_block_sizes[group],
-                positions < self.max_model_len,
-            )
+        blocks = packed.prepare_queries(
+            proposal.lengths, anchors, num_tokens, proposal.num_drafts,
+            self.num_speculative_steps, self._query_buffers(), self._cache_groups(num_reqs),
+        )  # fmt: skip
         self.draft_max_seq_len = min(
             int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max()) + self.num_query_per_req,
             self.max_model_len,
@@ -302,7 +288,25 @@ class ForeSparkSpeculator(DFlash2Speculator):
         mappings = build_slot_mappings_by_layer(
             self.block_tables.slot_mappings[:, :num_tokens], self.kv_cache_config
         )
-        return mappings, metadata
+        return blocks, mappings, metadata
+
+    def _query_buffers(self) -> packed.QueryBuffers:
+        buffers = self.input_buffers
+        return packed.QueryBuffers(
+            buffers.input_ids, buffers.positions, buffers.query_start_loc, buffers.seq_lens,
+            self.offsets.rows, self.parallel_drafting_token_id, self.max_model_len,
+        )  # fmt: skip
+
+    def _cache_groups(self, num_reqs: int) -> list[packed.CacheGroup]:
+        tables = self.block_tables
+        return [
+            packed.CacheGroup(
+                tables.input_block_tables[group][:num_reqs],
+                tables.kernel_block_sizes[group],
+                tables.slot_mappings[group],
+            )
+            for group in self.draft_kv_cache_group_ids
+        ]
 
 
 def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:

@@ -59,13 +59,13 @@ def check_steps(steps):
         assert (row["drafter_tokens"] == 0) == (row["drafted"] == 0)
 
 
-@pytest.mark.parametrize("arm", ["dflash2", "dspark", "forespark_nojs", "forespark"])
+@pytest.mark.parametrize("arm", ["dflash2", "dspark", "forespark_nojs", "forespark", "exhaustive"])
 def test_greedy_output_is_the_targets(folder, greedy, arm):
     result = serve(folder, arm)
     assert result["answers"] == greedy
     accepted = sum(row["accepted"] for row in result["steps"])
     assert accepted > 0, "no draft was accepted: the test shows nothing"
-    if arm.startswith("forespark"):
+    if arm not in ("dflash2", "dspark"):
         check_steps(result["steps"])
 
 
