@@ -142,6 +142,8 @@ class ServeConfig:
     min_gain: float = 0.0  # shorten or trim drafts only for this share more tokens per ms
     min_batch: int = 0  # with fewer requests: full blocks, full verification, no plan
     min_draft: int = 0  # tokens that every request drafts and verifies at least
+    # Outcomes after which an older one counts 1/e; 0 serves the calibration as it was fitted.
+    recalibrate: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.split in ("device", "host"), "serve.split", self.split, "device or host")
@@ -150,5 +152,8 @@ class ServeConfig:
         require_least("serve", self, 0, "min_batch", "min_draft")
         gain = self.min_gain
         require(0.0 <= gain < math.inf, "serve.min_gain", gain, "a share >= 0, such as 0.02")
+        memory = self.recalibrate
+        want = "a number of outcomes >= 0, such as 2000"
+        require(0.0 <= memory < math.inf, "serve.recalibrate", memory, want)
         barrier = self.barrier
         require(barrier is None or barrier >= 0, "serve.barrier", barrier, ">= 0 or unset")

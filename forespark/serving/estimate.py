@@ -18,6 +18,7 @@ from forespark import record
 from forespark.fore_d.calibrated import Calibration
 from forespark.fore_d.costs import CostTables
 from forespark.fore_d.envelope import scores_from_logits
+from forespark.fore_d.online import Memory, OnlineCalibration
 from forespark.fore_d.survival import entries, last_row
 from forespark.models.estimators import PostDraftEstimator, PreDraftEstimator, load_heads
 from forespark.serving.kernels.walk import walk_kernel
@@ -109,9 +110,23 @@ class Estimators:
         context = context.float()
         feature = context * torch.rsqrt(context.pow(2).mean(-1, keepdim=True) + eps) * weight
         logits = self.pre(feature, embedding.float())
-        read = last_row(logits, self.K) if self.form != self.pre.form else logits
-        scores, bad = scores_from_logits(read, self.scale, self.bias, self.K, self.form)
+        scores, bad = scores_from_logits(
+            self.read(logits), self.scale, self.bias, self.K, self.form
+        )
         return Scored(logits, scores, bad)
+
+    def read(self, logits: torch.Tensor) -> torch.Tensor:
+        """[R, T] the part of the pre-draft logits that is read (``form``)."""
+        return last_row(logits, self.K) if self.form != self.pre.form else logits
+
+    def follow(self, samples: float, slots: int) -> OnlineCalibration | None:
+        """What refits this calibration while serving; None where ``samples`` is 0."""
+        if samples == 0:
+            return None
+        memory = Memory(samples=samples)
+        return OnlineCalibration(
+            slots, self.K, self.form, self.scale, self.bias, self.theta, memory
+        )
 
     def walk(
         self,

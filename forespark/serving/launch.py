@@ -107,6 +107,7 @@ def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
         "min_gain": config.serve.min_gain,
         "min_batch": config.serve.min_batch,
         "min_draft": config.serve.min_draft,
+        "recalibrate": config.serve.recalibrate,
         "caps": _cap_ranges(config, artifacts),
         "trace": config.serve.trace,
         "trace_detail": config.serve.trace_detail,

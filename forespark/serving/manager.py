@@ -18,6 +18,7 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
+from forespark.fore_d.online import OnlineCalibration
 from forespark.fore_d.split import distribute
 from forespark.serving.planner import Planner
 
@@ -41,10 +42,13 @@ class BudgetManager(AdaptiveVerificationManager):
         self.verified = torch.zeros(0, dtype=torch.int64)  # [R] of the last verification
         # Of the step being prepared: its requests, their plain tokens and drafts present.
         self._asked: list[str] = []
+        self.online: OnlineCalibration | None = None
         self._plain = self._limits = np.zeros(0, dtype=np.int64)
 
     def add_request(self, req_idx: int) -> None:
         self.planner.forget(req_idx)
+        if self.online is not None:
+            self.online.forget(req_idx)
         self.lengths[req_idx] = 0
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:

@@ -79,6 +79,7 @@ def _initialize_kv_cache(original: Callable[..., None], runner: Any, *args: Any,
             get_max_chunk_logits(runner.vocab_size),
         )
         speculator.manager = runner.adaptive_verification
+        runner.adaptive_verification.online = speculator.online
     elif settings["theta"] is not None and runner.adaptive_verification is not None:
         from forespark.serving.dspark import calibrate_confidences
 

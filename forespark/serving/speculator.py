@@ -77,8 +77,10 @@ class ForeSparkSpeculator(DFlash2Speculator):
         # Splitting on a GPU needs lengths that never reach the host, and so kernels and
         # graphs per token bucket; until those exist the host splits there.
         self.host_split = settings["split"] == "host" or device.type != "cpu" or searches
-        # Full blocks need no pre-draft estimate, unless a trace shall hold it.
-        self.estimates_first = settings["draft"] == "planned" or bool(settings["trace_detail"])
+        self.online = self.estimators.follow(settings["recalibrate"], self.max_num_reqs)
+        # Full blocks need no pre-draft estimate, unless somebody shall look at it.
+        looked_at = bool(settings["trace_detail"]) or self.online is not None
+        self.estimates_first = settings["draft"] == "planned" or looked_at
         self.offsets = BlockOffsets(self.max_num_tokens, device)
         self.manager: Any = None
         self.last: Proposal | None = None
@@ -137,10 +139,17 @@ class ForeSparkSpeculator(DFlash2Speculator):
             next_prefill_tokens,
         )
         self._store_context(input_batch, context, num_rejected)
+        slots = input_batch.idx_mapping.to(torch.int64)
+        if self.online is not None:
+            self.online.learn(slots, num_sampled, num_rejected)
         proposal = self._plan_lengths(input_batch, context, anchors)
         if proposal.num_drafts > 0:
             self._draft(input_batch, anchors, proposal, temperature, seeds)
         self.last = proposal
+        if self.online is not None:
+            assert proposal.scored is not None, "a refit needs the estimate of every step"
+            read = self.estimators.read(proposal.scored.logits)
+            self.online.remember(slots, proposal.lengths, read, proposal.post_logits)
         self.manager.record_drafts(
             input_batch.idx_mapping,
             input_batch.idx_mapping_np,

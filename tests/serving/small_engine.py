@@ -144,7 +144,7 @@ class SmallEngine:
             planner=Planner(
                 SLOTS, K, estimators.costs, SETTINGS, device, lockstep=ranks.size > 1
             ),
-            host_split=True, estimates_first=True, last=None, max_model_len=CONTEXT,
+            host_split=True, estimates_first=True, last=None, online=None, max_model_len=CONTEXT,
             num_speculative_steps=K, num_query_per_req=K + 1, parallel_drafting_token_id=MASK,
             draft_kv_cache_group_ids=[0], _layer_group_idx=None, _group_causal=None,
             block_tables=SimpleNamespace(

@@ -101,6 +101,14 @@ def test_host_split_drafts_and_answers_the_same(folder, greedy):
     assert lengths[0] == lengths[1]
 
 
+def test_a_running_refit_changes_lengths_and_no_answer(folder, greedy):
+    still, moving = (serve(folder, "forespark", f"serve.recalibrate={n}") for n in (0, 50))
+    assert moving["answers"] == greedy
+    check_steps(moving["steps"])
+    drafted = [[row["drafted"] for row in result["steps"]] for result in (still, moving)]
+    assert drafted[0] != drafted[1]
+
+
 def test_forced_length_is_what_is_drafted_and_verified(folder, greedy):
     length = 1
     result = serve(folder, "forespark", f"serve.force_length={length}")
