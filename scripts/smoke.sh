@@ -11,6 +11,7 @@ begin=$SECONDS
 python=.venv/bin/python
 target=smollm2
 scratch=runs/$target/smoke # run_dir of the throw-away drafter
+records=runs/$target/bench/smoke # apart from a full decode run, whose settings differ
 figure=runs/$target/figures/pareto.png
 
 step() { # title, command...
@@ -42,9 +43,9 @@ step "curves" $python curves.py --target $target curves.steps_per_point=8 \
     "curves.batch_sizes=[1,8,16]"
 step "decode benchmark" $python eval.py --target $target --bench decode --limit 16 \
     --arm ar,dflash2,dspark,forespark_nojs,forespark "bench.loads=[1,8]" bench.rounds=1 \
-    bench.output_tokens=64 bench.min_answer_tokens=65
-step "Pareto figure" $python plot/pareto.py --target $target
-step "time breakdown figure" $python plot/breakdown.py --target $target
+    bench.output_tokens=64 bench.min_answer_tokens=65 --out "$records"
+step "Pareto figure" $python plot/pareto.py --target $target --records "$records"
+step "time breakdown figure" $python plot/breakdown.py --target $target --records "$records"
 [[ -s $figure ]] || { echo "smoke.sh: $figure is missing" >&2; exit 1; }
 echo "smoke.sh: whole pipeline in $((SECONDS - begin)) s"
 echo "$figure"

@@ -2,6 +2,7 @@
 # Set up, lint, type-check, test.  Arguments go to pytest:  scripts/test.sh tests/fore_d
 #
 #   FAST=1      leave out the tests that start a vLLM engine
+#   FULL=1      64 answer tokens instead of 24 where arms are compared with AR on real prompts
 #   WORKERS=1   one process instead of one per core, of which there are at most two
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
