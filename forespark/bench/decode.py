@@ -1,7 +1,9 @@
 """The decode benchmark: throughput against interactivity, arms interleaved by rounds.
 
 Every round starts each arm's server once, in an order that rotates, and runs all loads
-on it; so a slow drift of the machine meets all arms alike. Finished batches are skipped,
+on it; so a slow drift of the machine meets all arms alike. With ``bench.side_by_side`` the
+servers of a round stand beside one another and take turns batch by batch, in a rotating
+order, so that a drift of minutes does not matter either. Finished batches are skipped,
 which makes a killed run continue and a longer run extend a shorter one.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,8 +83,11 @@ class DecodeBenchmark:
         total = sum(len(self.missing(arm, r)) for arm in self.bench.arms for r in self._rounds())
         with tqdm(total=total, desc="decode", unit="batch") as progress:
             for round_index in self._rounds():
-                for arm in plan.rotated(self.bench.arms, round_index):
-                    self._run_arm(arm, round_index, prompts, progress)
+                arms = plan.rotated(self.bench.arms, round_index)
+                arms = [arm for arm in arms if self.missing(arm, round_index)]
+                together = self.bench.side_by_side and self.endpoint is None
+                for group in [arms] if together else [[arm] for arm in arms]:
+                    self._run_arms(group, round_index, prompts, progress)
         if self.failures:
             raise ValueError(
                 f"{self.failures} failures, see {self.out / ERRORS}; the same command "
@@ -105,15 +110,20 @@ class DecodeBenchmark:
     def _rounds(self) -> range:
         return range(self.bench.rounds)
 
-    def _server(self, arm: str, label: str, trace: Path | None) -> Any:
-        """Context manager whose value has ``endpoint``; a given endpoint is left alone."""
+    def _server(self, arm: str, label: str, trace: Path | None, place: int = 0) -> Any:
+        """Context manager whose value has ``endpoint``; a given endpoint is left alone.
+
+        Args:
+            place: number of servers beside this one that started before.
+        """
         if self.endpoint is not None:
             return nullcontext(self)
         serve = self.config.serve
+        port = serve.port + place
         return Server(
-            serve_command(self.config, arm, trace=trace),
+            serve_command(self.config, arm, trace=trace, port=port),
             host=serve.host,
-            port=serve.port,
+            port=port,
             log=self.out / "logs" / f"{label}.log",
             ready_timeout_s=serve.ready_timeout_s,
             label=label,
@@ -138,54 +148,86 @@ class DecodeBenchmark:
         answers.require_pool(chosen, len(self.prompts), self.bench)
         return chosen
 
-    def _run_arm(
-        self, arm: str, round_index: int, prompts: PromptPlan, progress: tqdm[Any]
+    def _run_arms(
+        self, arms: list[str], round_index: int, prompts: PromptPlan, progress: tqdm[Any]
     ) -> None:
-        """One arm's missing batches of one round, on one server."""
-        todo = self.missing(arm, round_index)
-        if not todo:
-            return
-        label = f"{arm}-r{round_index}"
-        trace = None
-        if self.endpoint is None:
-            # Emptied: the byte offsets taken below are this server's.
-            trace = (self.out / "traces" / f"{label}.jsonl").resolve()
-            trace.parent.mkdir(parents=True, exist_ok=True)
-            trace.unlink(missing_ok=True)
-        progress.set_postfix_str(label)
-        served = Arm(arm, self.config.target.name, self.run_id, trace)
-        try:
-            with self._server(arm, label, trace) as server:
-                asyncio.run(self._measure_all(server, todo, prompts, served, progress))
-        except ValueError as error:
-            # One arm that cannot start must not cost the others their round.
-            self._failed(arm, round_index, str(error))
-            tqdm.write(f"{label}: {error}")
+        """Missing batches of one round: of one arm, or of arms served side by side."""
+        running: list[tuple[Arm, Server | DecodeBenchmark]] = []
+        with ExitStack() as stack:
+            for place, arm in enumerate(arms):
+                label = f"{arm}-r{round_index}"
+                trace = self._trace(label)
+                progress.set_postfix_str(label)
+                served = Arm(arm, self.config.target.name, self.run_id, trace)
+                try:
+                    server = stack.enter_context(self._server(arm, label, trace, place))
+                except ValueError as error:
+                    # One arm that cannot start must not cost the others their round.
+                    self._failed(arm, round_index, str(error))
+                    tqdm.write(f"{label}: {error}")
+                else:
+                    running.append((served, server))
+            asyncio.run(self._take_turns(running, round_index, prompts, progress))
 
-    async def _measure_all(
+    def _trace(self, label: str) -> Path | None:
+        """Empty trace file of a server that is started here."""
+        if self.endpoint is not None:
+            return None
+        trace = (self.out / "traces" / f"{label}.jsonl").resolve()
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.unlink(missing_ok=True)  # byte offsets taken later are this server's
+        return trace
+
+    async def _take_turns(
         self,
-        server: Server | DecodeBenchmark,
-        todo: list[Point],
+        running: list[tuple[Arm, Server | DecodeBenchmark]],
+        round_index: int,
         prompts: PromptPlan,
-        arm: Arm,
         progress: tqdm[Any],
     ) -> None:
-        assert server.endpoint is not None
-        async with Client(server.endpoint, timeout_s=self.bench.request_timeout_s) as client:
-            await self._warm_up(client, todo, prompts)
-            for point in todo:
-                progress.set_postfix_str(f"{arm.name} round {point.round} load {point.load}")
-                try:
-                    record = await measure(client, prompts.prompts(point), self.bench, point, arm)
-                except BatchFailed as error:
-                    self._failed(arm.name, point.round, str(error), point)
-                    tqdm.write(f"{arm.name}, load {point.load}: {error}")
-                    if isinstance(server, Server) and not server.alive():
-                        raise ValueError(server.failure("died while it was measured")) from None
-                else:
-                    append_record(self.out / RECORDS, record)
-                    self.done.add(record.key)
-                progress.update()
+        """Every missing batch of the served arms; the arm that goes first changes."""
+        async with AsyncExitStack() as stack:
+            clients = {}
+            for arm, server in running:
+                assert server.endpoint is not None
+                client = Client(server.endpoint, timeout_s=self.bench.request_timeout_s)
+                clients[arm.name] = await stack.enter_async_context(client)
+                await self._warm_up(client, self.missing(arm.name, round_index), prompts)
+            for number, point in enumerate(plan.points(round_index, self.bench)):
+                for arm, server in plan.rotated(list(running), number):
+                    if point in self.missing(arm.name, round_index):
+                        alive = await self._measure(
+                            clients[arm.name], server, arm, point, prompts, progress
+                        )
+                        if not alive:
+                            running.remove((arm, server))
+
+    async def _measure(
+        self,
+        client: Client,
+        server: Server | DecodeBenchmark,
+        arm: Arm,
+        point: Point,
+        prompts: PromptPlan,
+        progress: tqdm[Any],
+    ) -> bool:
+        """One batch; False when the arm's server is gone."""
+        progress.set_postfix_str(f"{arm.name} round {point.round} load {point.load}")
+        try:
+            record = await measure(client, prompts.prompts(point), self.bench, point, arm)
+        except BatchFailed as error:
+            self._failed(arm.name, point.round, str(error), point)
+            tqdm.write(f"{arm.name}, load {point.load}: {error}")
+            if isinstance(server, Server) and not server.alive():
+                died = server.failure("died while it was measured")
+                self._failed(arm.name, point.round, died)
+                tqdm.write(f"{arm.name}-r{point.round}: {died}")
+                return False
+        else:
+            append_record(self.out / RECORDS, record)
+            self.done.add(record.key)
+        progress.update()
+        return True
 
     async def _warm_up(self, client: Client, todo: list[Point], prompts: PromptPlan) -> None:
         """Untimed tokens at the largest and smallest load: first calls compile and allocate."""

@@ -11,6 +11,7 @@ import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from forespark.bench.workloads import Prompt
 from forespark.config import BenchConfig
@@ -19,6 +20,7 @@ from forespark.record import append_jsonl, read_jsonl
 logger = logging.getLogger(__name__)
 
 PLAN = "plan.jsonl"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,9 @@ def wanted_prompts(bench: BenchConfig) -> int:
     return wanted if bench.limit is None else min(wanted, bench.limit)
 
 
-def rotated(arms: list[str], round_index: int) -> list[str]:
-    """Arms in an order that moves by one each round, so that none is always first."""
-    shift = round_index % len(arms)
+def rotated(arms: list[T], turn: int) -> list[T]:
+    """Arms in an order that moves by one each turn, so that none is always first."""
+    shift = turn % max(len(arms), 1)
     return arms[shift:] + arms[:shift]
 
 

@@ -26,7 +26,12 @@ _STOP_S = 45.0  # patience with a server that stops its engine, which takes its 
 
 
 def serve_command(
-    config: Config, arm: str, *, trace: Path | None = None, script: Path | None = None
+    config: Config,
+    arm: str,
+    *,
+    trace: Path | None = None,
+    script: Path | None = None,
+    port: int | None = None,
 ) -> list[str]:
     """Command line that serves ``arm`` with the settings of ``config``.
 
@@ -34,7 +39,14 @@ def serve_command(
     benchmark started with ``drafter.dir=...`` measures that drafter.
     """
     command = [sys.executable, str(script or ROOT / "serve.py")]
-    command += ["--target", config.target.name, "--arm", arm, "--port", str(config.serve.port)]
+    command += [
+        "--target",
+        config.target.name,
+        "--arm",
+        arm,
+        "--port",
+        str(port or config.serve.port),
+    ]
     if trace is not None:
         command.append(f"serve.trace={quote(str(trace))}")
     command += overrides(config)

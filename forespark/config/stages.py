@@ -212,6 +212,9 @@ class BenchConfig:
     seed: int = 0
     # decode: prompts in all, loads above it are left out; scheduler, oracle: batches per size
     limit: int | None = None
+    # decode: one server per arm at the same time, arms taking turns batch by batch; needs the
+    # memory of all of them, and a machine whose idle servers cost nothing.
+    side_by_side: bool = False
     # Small loads time more batches until a point holds this many requests (0: never).
     requests_per_point: int = 0
     warmup_tokens: int = 16  # untimed answer tokens per request at the start of a server

@@ -388,9 +388,9 @@ def test_servers_are_started_once_per_arm_and_round(config, tmp_path, monkeypatc
     config.bench.arms, config.bench.loads = ["ar", "forespark"], [1]
     started = []
 
-    def command(config, arm, *, trace=None):
+    def command(config, arm, *, trace=None, port=None):
         started.append(arm)
-        return [sys.executable, str(MOCK), "--port", str(config.serve.port)]
+        return [sys.executable, str(MOCK), "--port", str(port)]
 
     config.serve.port = mock_server(tmp_path).port
     monkeypatch.setattr(decode, "serve_command", command)
@@ -405,6 +405,35 @@ def test_servers_are_started_once_per_arm_and_round(config, tmp_path, monkeypatc
     }
     by_round = {r: {tuple(x.prompt_ids) for x in rows if x.round == r} for r in (0, 1)}
     assert all(len(prompts) == 1 for prompts in by_round.values())  # every arm: same prompts
+
+
+def test_side_by_side_arms_take_turns_batch_by_batch(config, tmp_path, monkeypatch):
+    config.bench.arms, config.bench.loads = ["ar", "dspark", "forespark"], [1, 2]
+    config.bench.side_by_side = True
+    config.serve.port = mock_server(tmp_path).port
+    ports = {}
+
+    def command(config, arm, *, trace=None, port=None):
+        ports.setdefault(port, []).append(arm)
+        mode = "die" if arm == "dspark" and len(ports) == 3 else "serve"
+        return [sys.executable, str(MOCK), "--port", str(port), f"mock.mode={mode}"]
+
+    monkeypatch.setattr(decode, "serve_command", command)
+    first = config.serve.port
+    with pytest.raises(ValueError, match="1 failures"):  # dspark, in the second round
+        DecodeBenchmark(config, tmp_path / "out").run()
+    assert ports == {
+        first: ["ar", "ar", "dspark"],  # for its answers, round 0, round 1
+        first + 1: ["dspark", "forespark"],
+        first + 2: ["forespark", "ar"],
+    }
+    rows = read_records(tmp_path / "out/records.jsonl")
+    order = [(row.round, row.load, row.arm) for row in rows]
+    assert order == [
+        (0, 1, "ar"), (0, 1, "dspark"), (0, 1, "forespark"),
+        (0, 2, "dspark"), (0, 2, "forespark"), (0, 2, "ar"),
+        (1, 1, "forespark"), (1, 1, "ar"), (1, 2, "ar"), (1, 2, "forespark"),
+    ]  # fmt: skip
 
 
 # --- step trace
