@@ -17,7 +17,7 @@ import torch
 from forespark.fore_d.costs import CostTables
 from forespark.fore_d.prior import fill_missing
 from forespark.fore_d.search import check_batch, exhaustive
-from forespark.fore_d.survival import last_row, survival
+from forespark.fore_d.survival import survival
 from forespark.serving.mailbox import Mailbox
 from forespark.serving.planner import Planner
 
@@ -59,8 +59,9 @@ class ExhaustivePlanner(Planner):
         estimators: Any,
     ) -> None:
         """Send this step's survival triangles to the host."""
-        read = last_row(logits, self.K) if estimators.form != estimators.pre.form else logits
-        S, _ = survival(read, estimators.scale, estimators.bias, self.K, estimators.form)
+        S, _ = survival(
+            estimators.read(logits), estimators.scale, estimators.bias, self.K, estimators.form
+        )
         self.triangles.send(slots, S.reshape(len(slots), -1))
 
     def forget(self, slot: int) -> None:

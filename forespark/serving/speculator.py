@@ -74,7 +74,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             device,
             lockstep=self.ranks.size > 1,
         )
-        # Splitting on a GPU needs lengths that never reach the host, and so kernels and
+        # Splitting on a GPU needs lengths that never reach the host, and so
         # graphs per token bucket; until those exist the host splits there.
         self.host_split = settings["split"] == "host" or device.type != "cpu" or searches
         self.online = self.estimators.follow(settings["recalibrate"], self.max_num_reqs)
