@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from omegaconf import MISSING
 
@@ -97,7 +98,9 @@ class DrafterConfig:
     # Token whose target embedding fills the masked slots; None: the tokenizer's mask token,
     # an unused vocabulary row, or its padding token.
     mask_token_id: int | None = None
-    init: str = "random"  # random | target (copies of the target's last layers)
+    # Where training starts: random | target (copies of the target's last layers) | the folder
+    # of an exported drafter, or of another's DFlash 2 checkpoint of this shape.
+    init: str = "random"
     # Checkpoint to use; None looks in <run_dir>/drafters/<name>, then models/<target>-<name>.
     dir: str | None = None
     directional: bool = False  # causal blocks; the estimator then has row K only
@@ -109,7 +112,9 @@ class DrafterConfig:
             self.num_speculative_tokens,
             "1..63",
         )
-        require(self.init in ("random", "target"), "drafter.init", self.init, "random or target")
+        known = self.init in ("random", "target") or (Path(self.init) / "config.json").is_file()
+        want = "random, target, or the folder of a drafter (with config.json)"
+        require(known, "drafter.init", self.init, want)
         require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, ">= 1")
 
 

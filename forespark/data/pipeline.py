@@ -231,12 +231,17 @@ def run(
         raise ValueError(f"--limit: got {limit}, want >= 1")
     require_files(config)
     require_model(config.target.model)
-    servers = [] if endpoint is None else [check_endpoint(endpoint, config)]
     out = Path(out)
+    servers: list[Endpoint] = []
+    if endpoint is not None and not (out / "manifest.json").is_file():
+        # Before any work; a corpus that is complete already needs no server.
+        servers.append(check_endpoint(endpoint, config))
     with _lock(out), ExitStack() as stack:
 
         def server() -> Endpoint:
-            if not servers:
+            if not servers and endpoint is not None:
+                servers.append(check_endpoint(endpoint, config))
+            elif not servers:
                 started = stack.enter_context(served_target(config, log=out / "server.log"))
                 servers.append(Endpoint(started.url, config.target.model))
             return servers[0]

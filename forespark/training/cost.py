@@ -24,7 +24,8 @@ from forespark.models.drafter import ForeSparkDrafter
 from forespark.models.dspark import DSparkDrafter
 from forespark.record import SCHEMA, append_jsonl, provenance, write_json
 from forespark.training import rows
-from forespark.training.loop import GRADIENT_CLIP, drafter_of, state_cache
+from forespark.training.build import drafter_of, state_cache
+from forespark.training.loop import GRADIENT_CLIP
 from forespark.training.optim import build_optimizers
 from forespark.training.run import corpus_sources, prepare_cpu, state_source
 

@@ -1,4 +1,4 @@
-"""Export of a trained drafter: a checkpoint stock vLLM loads, and ForeSpark's heads beside it."""
+"""A trained drafter on disk: a checkpoint stock vLLM loads, and ForeSpark's heads beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from forespark.models.drafter import ForeSparkDrafter
 from forespark.models.dspark import DSparkDrafter
-from forespark.models.estimators import HeadsMeta, save_heads
+from forespark.models.estimators import META_FILE, HeadsMeta, load_heads, save_heads
 from forespark.record import file_sha256, provenance, read_json, write_json
 
 
@@ -22,6 +22,46 @@ def _tidy_config(folder: Path) -> None:
     config.pop("auto_map", None)
     (folder / "config.py").unlink(missing_ok=True)
     write_json(folder / "config.json", config)
+
+
+def read_weights(model: ForeSparkDrafter | DSparkDrafter, folder: Path) -> bool:
+    """Take over the weights in ``folder``; the estimators too if it has them.
+
+    The fusion of a checkpoint reads unscaled states, so ``input_scale`` must still be one.
+
+    Returns:
+        Whether estimators lay there (always false for DSpark, whose confidence head is in
+        the checkpoint).
+
+    Raises:
+        ValueError: no such checkpoint, a damaged one, or one of another kind or shape.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    weights = Path(folder) / "model.safetensors"
+    if not weights.exists():
+        raise ValueError(f"{weights}: no such drafter; train it with `python train.py`")
+    assert bool((model.core.fc.input_scale == 1).all()), "states are scaled already"
+    try:
+        missing, unexpected = model.core.load_state_dict(load_file(weights), strict=False)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{weights}: damaged, or of another shape ({error})") from None
+    lost = [n for n in missing if not n.startswith(("embed_tokens", "lm_head", "verifier_"))]
+    if lost or unexpected:
+        raise ValueError(f"{weights}: not such a drafter ({[*lost, *unexpected][:3]} differ)")
+    heads = Path(folder) / "forespark"
+    if not isinstance(model, ForeSparkDrafter) or not (heads / META_FILE).exists():
+        return False
+    pre, post, meta = load_heads(heads, drafter=weights)
+    own = heads_meta(model, meta.target, meta.drafter_sha256, {})
+    if own.shapes() != meta.shapes():
+        raise ValueError(f"{heads}: estimators of shapes {meta.shapes()}, want {own.shapes()}")
+    with torch.no_grad():
+        pre.w_e.weight.div_(model.pre.embed_scale)  # folded in by the export
+    model.pre.load_state_dict(pre.state_dict())
+    model.post.load_state_dict(post.state_dict())
+    return True
 
 
 def heads_meta(

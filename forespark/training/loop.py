@@ -15,67 +15,21 @@ from typing import Any
 
 import torch
 
-from forespark.config import Config, TrainConfig
-from forespark.models.base import LossOptions, LossRows, cycle_length, draw_rows, state_scale
+from forespark.config import Config
+from forespark.models.base import LossRows, cycle_length, draw_rows, state_scale
 from forespark.models.blocks import select_anchors
-from forespark.models.build import build_drafter
 from forespark.models.drafter import ForeSparkDrafter
 from forespark.models.dspark import DSparkDrafter
 from forespark.record import append_jsonl, provenance, read_jsonl, write_text
 from forespark.training import checkpoint, rows
+from forespark.training.build import FRESH
 from forespark.training.export import export_drafter
 from forespark.training.optim import build_optimizers, lr_factor, set_lr
-from forespark.training.states import LocalStates, ServerStates, StateCache, StateSource, target_key
+from forespark.training.states import StateCache
 
 GRADIENT_CLIP = 1.0
 SCALE_ROWS = 32  # corpus rows that measure the captured states
 WARMUP_WITHOUT_END = 50  # steps, when only a time limit bounds the run
-
-
-def drafter_of(config: Config, name: str) -> ForeSparkDrafter | DSparkDrafter:
-    """A fresh drafter shaped by the configuration."""
-    shape, train = config.drafter, config.train
-    return build_drafter(
-        name,
-        target_model=config.target.model,
-        target_layer_ids=config.target.target_layer_ids,
-        num_speculative_tokens=shape.num_speculative_tokens,
-        num_layers=shape.num_layers,
-        selector_rank=shape.selector_rank,
-        selector_top_k=shape.selector_top_k,
-        estimator_rank=shape.estimator_rank,
-        mask_token_id=shape.mask_token_id,
-        init=shape.init,
-        directional=shape.directional,
-        options=loss_options(train),
-        seed=train.seed,
-    )
-
-
-def loss_options(train: TrainConfig) -> LossOptions:
-    """The objective's weights as the configuration has them."""
-    return LossOptions(
-        ce_weight=train.ce_weight,
-        tv_weight=train.tv_weight,
-        position_decay=train.position_decay,
-        lambda_pre=train.lambda_pre,
-        lambda_post=train.lambda_post,
-        redraft_every=train.redraft_every,
-    )
-
-
-def state_cache(config: Config, endpoint: str | None = None) -> StateCache:
-    """Hidden states as ``train.hidden_states`` says, cached under the run's folder."""
-    layers = config.target.target_layer_ids
-    source: StateSource
-    if endpoint is not None:
-        source = ServerStates(endpoint, layers)
-    else:
-        source = LocalStates(config.target.model, layers)
-    if not config.train.cache_hidden_states:
-        return StateCache(source, None)
-    folder = Path(config.run_dir) / "hidden" / target_key(config.target.model, layers)
-    return StateCache(source, folder)
 
 
 def reduce_metrics(metrics: dict[str, float]) -> dict[str, float]:
@@ -289,7 +243,11 @@ class Trainer:
             self.states.row([self.corpus[name]], self.train.total_seq_len).states[1:]
             for name in self.order[:SCALE_ROWS]
         ]
-        self.model.core.fc.input_scale.copy_(state_scale(torch.cat(parts)))
+        fusion = self.model.core.fc
+        fusion.input_scale.copy_(state_scale(torch.cat(parts)))
+        if self.config.drafter.init not in FRESH:
+            with torch.no_grad():  # trained weights read unscaled states
+                fusion.weight.div_(fusion.input_scale)
 
     def _run(self, writer: Any) -> None:
         self._start_epoch()
@@ -297,6 +255,8 @@ class Trainer:
             self._set_scale()
         print(f"{self.name}: {len(self._training)} training rows, {len(self.held_out)} held out, "
               f"{len(self.packs)} steps an epoch, from step {self.step}", flush=True)  # fmt: skip
+        if self.step == 0 and self.config.drafter.init not in FRESH:
+            self._checked(writer)  # what training starts from
         began = time.monotonic() - self.elapsed
         while not self.stop and self._progress() < 1.0:
             if self.batch >= len(self.packs):

@@ -8,7 +8,7 @@ a position id, a context row or the mask token differs between training and serv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,8 @@ from forespark.models.blocks import Context, Row
 from forespark.models.drafter import ForeSparkDrafter
 from forespark.models.dspark import DSparkDrafter
 from forespark.record import read_json
-from forespark.training.loop import drafter_of
+from forespark.training.build import drafter_of
+from forespark.training.export import read_weights
 from forespark.training.states import StateSource
 
 
@@ -35,25 +36,13 @@ class Replayed:
 
 def load_exported(config: Config, name: str, folder: Path) -> ForeSparkDrafter | DSparkDrafter:
     """A drafter with the weights that serving loads: the exported bfloat16 ones and heads."""
-    from safetensors.torch import load_file
-
-    from forespark.models.estimators import load_heads
-
-    model = drafter_of(config, name)
-    weights = Path(folder) / "model.safetensors"
-    if not weights.exists():
-        raise ValueError(f"{weights}: no such drafter; train it with `python train.py`")
-    missing, unexpected = model.core.load_state_dict(load_file(weights), strict=False)
-    lost = [n for n in missing if not n.startswith(("embed_tokens", "lm_head", "verifier_"))]
-    if lost or unexpected:
-        raise ValueError(
-            f"{weights}: not a {name} drafter of this shape ({[*lost, *unexpected][:3]})"
-        )
-    if isinstance(model, ForeSparkDrafter):
-        # The checkpoint says what its blocks are, as it does to vLLM.
-        shape = read_json(Path(folder) / "config.json")
-        model.directional = not shape.get("sliding_window_non_causal", True)
-        model.pre, model.post, _ = load_heads(Path(folder) / "forespark", drafter=weights)
+    # The checkpoint says what its blocks are, as it does to vLLM.
+    made = Path(folder) / "config.json"
+    directional = made.exists() and not read_json(made).get("sliding_window_non_causal", True)
+    shape = replace(config.drafter, init="random", directional=directional)
+    model = drafter_of(replace(config, drafter=shape), name)
+    if not read_weights(model, folder) and isinstance(model, ForeSparkDrafter):
+        raise ValueError(f"{folder}/forespark: no estimators; fit them with `python heads.py`")
     return model.eval()
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from forespark.config import Config, require_model
-from forespark.training.loop import Trainer, drafter_of, log_writer, state_cache
+from forespark.training.build import drafter_of, state_cache
+from forespark.training.loop import Trainer, log_writer
 from forespark.training.rows import read_rows
 
 

@@ -26,7 +26,7 @@ def build(configure: Any, server: FakeServer, tmp_path: Path) -> Any:
     def go(rows: list[dict[str, Any]], *overrides: str, **more: Any) -> dict[str, Any]:
         spec = write_rows(tmp_path / "in.jsonl", rows)
         config = configure(quoted(spec), *overrides)
-        return run(config, out=tmp_path / "out", endpoint=server.url, **more)
+        return run(config, **{"out": tmp_path / "out", "endpoint": server.url, **more})
 
     return go
 
@@ -63,8 +63,12 @@ def test_second_run_asks_nothing(
     first = build(rows)
     asked = len(server.requests)
     assert build(rows) == first
+    # What needs no server does not look for one; what does still complains.
+    assert build(rows, endpoint="http://127.0.0.1:9") == first
     assert len(server.requests) == asked
-    assert "nothing to do" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("nothing to do") == 2
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:9"):
+        build([*rows, {"prompt": "one more"}], endpoint="http://127.0.0.1:9")
     grown = build([*rows, {"prompt": "one more"}])
     assert len(server.requests) == asked + 1
     assert grown["counts"]["rows"] == 5

@@ -12,8 +12,8 @@ import torch
 from forespark.models.base import LossRows
 from forespark.models.blocks import select_anchors
 from forespark.record import read_json, read_jsonl
+from forespark.training.build import drafter_of, state_cache
 from forespark.training.cost import ARMS, Learner, count_parameters, measure
-from forespark.training.loop import drafter_of, state_cache
 from forespark.training.rows import read_rows
 from forespark.training.run import corpus_sources
 

@@ -10,7 +10,8 @@ import torch
 from forespark.models.base import LossRows
 from forespark.models.blocks import Context, label_mask, select_anchors
 from forespark.models.estimators import load_heads
-from forespark.training.loop import Trainer, drafter_of, state_cache
+from forespark.training.build import drafter_of, state_cache
+from forespark.training.loop import Trainer
 from forespark.training.replay import load_exported, replay
 from forespark.training.rows import read_rows
 from forespark.training.run import corpus_sources

@@ -14,7 +14,8 @@ from forespark.models.blocks import select_anchors
 from forespark.models.estimators import load_heads
 from forespark.record import file_sha256, read_json, read_jsonl, write_json
 from forespark.training import heads
-from forespark.training.loop import Trainer, drafter_of, state_cache
+from forespark.training.build import drafter_of, state_cache
+from forespark.training.loop import Trainer
 from forespark.training.run import corpus_sources
 
 

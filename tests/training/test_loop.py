@@ -11,7 +11,8 @@ import torch
 
 from forespark.record import read_jsonl
 from forespark.training import checkpoint
-from forespark.training.loop import Trainer, drafter_of, state_cache
+from forespark.training.build import drafter_of, state_cache
+from forespark.training.loop import Trainer
 from forespark.training.optim import lr_factor, orthogonalize
 from forespark.training.replay import load_exported, replay
 from forespark.training.rows import read_rows
