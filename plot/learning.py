@@ -3,9 +3,11 @@
     python plot/learning.py --target smollm2
     python plot/learning.py --records results/cpu/train --out results/cpu/figures
 
-Reads ``<drafter>/metrics.jsonl`` of every drafter in the folder of records; lines are
-held-out values over the whole vocabulary, thin dots single training steps where they are
-recorded. Writes learning.pdf, learning.png, learning.csv and the last values as learning.md.
+Reads ``<drafter>/metrics.jsonl`` of every drafter in the folder of records, and
+``metrics-2.jsonl`` and so on where later runs went on from the trained drafter
+(``drafter.init``). Lines are held-out values over the whole vocabulary, one for each run, as
+its held-out rows are its own; thin dots are single training steps where they are recorded.
+Writes learning.pdf, learning.png, learning.csv and the last values as learning.md.
 """
 
 from __future__ import annotations
@@ -28,23 +30,37 @@ PANELS = (
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """One row per logged step of every drafter: drafter, step, split and the metrics.
+    """One row per logged step of every drafter: drafter, run, step, split and the metrics.
+
+    Steps and seconds count on from one run to the next.
 
     Raises:
         ValueError: a row without step or split, or with a metric that is no number; names
             file, line and field.
     """
     frames = []
-    for path in sorted(folder.glob("*/metrics.jsonl")):
-        rows = read_jsonl(path)
-        for number, row in enumerate(rows, start=1):
-            _check(row, f"{path}, line {number}")
-        if not rows:  # training has just begun
-            continue
-        frame = pd.DataFrame(rows)
-        frame.insert(0, "drafter", path.parent.name)
-        frames.append(frame)
+    for place in sorted(path for path in folder.glob("*") if path.is_dir()):
+        steps, seconds = 0, 0.0
+        for number, path in enumerate(sorted(place.glob("metrics*.jsonl"), key=_order)):
+            rows = read_jsonl(path)
+            for line, row in enumerate(rows, start=1):
+                _check(row, f"{path}, line {line}")
+            if not rows:  # training has just begun
+                continue
+            frame = pd.DataFrame(rows).assign(drafter=place.name, run=number)
+            frame["step"] += steps
+            steps = int(frame["step"].max())
+            if "elapsed_s" in frame:
+                frame["elapsed_s"] += seconds
+                seconds = float(frame["elapsed_s"].max())
+            frames.append(frame)
     return pd.concat(frames) if frames else pd.DataFrame(columns=["drafter", "step", "split"])
+
+
+def _order(path: Path) -> int:
+    """Place of a run among the runs of its drafter: metrics.jsonl, metrics-2.jsonl, ..."""
+    number = path.stem.removeprefix("metrics").removeprefix("-")
+    return int(number) if number.isdigit() else 1
 
 
 def _check(row: Any, where: str) -> None:
@@ -83,8 +99,9 @@ def _line(axes: Any, frame: pd.DataFrame, drafter: str, column: str) -> bool:
     steps = rows[rows["split"] == "train"]
     axes.plot(steps["step"], steps[column], ".", color=look.color, alpha=0.12, markersize=2)
     held_out = rows[rows["split"] == "validation"].dropna(subset=[column])
-    axes.plot(held_out["step"], held_out[column], label=look.label, color=look.color,
-              marker=look.marker, linestyle=look.line, zorder=3)  # fmt: skip
+    for number, part in held_out.groupby("run"):
+        axes.plot(part["step"], part[column], label=look.label if number == 0 else None,
+                  color=look.color, marker=look.marker, linestyle=look.line, zorder=3)  # fmt: skip
     return True
 
 

@@ -26,3 +26,4 @@ done
 draw learning "$folder/train"
 for figure in predictor reliability; do draw "$figure" "$folder/bench/predictor"; done
 draw training_cost "$folder/bench/training_cost"
+"$python" plot/report.py --target "$target" --records "$folder" --out "$folder/figures"

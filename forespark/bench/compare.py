@@ -203,9 +203,10 @@ def best_over_strongest(table: Table) -> dict[str, Any] | None:
     best: dict[str, Any] | None = None
     for x in sorted(knots):
         ours = throughput_at(curves[OURS], x)
-        # Strongest of all that reach x; it must count there itself, or a weaker baseline
-        # would stand in for one that is merely below half of its peak.
-        theirs = [(throughput_at(curves[base], x, 0.0) or 0.0, base) for base in bases]
+        # Strongest of all that serve x; it must have a value there itself, or a weaker
+        # baseline would stand in for one that is below half of its peak, or faster than x
+        # at every load measured.
+        theirs = [(_offered(curves[base], x), base) for base in bases]
         strongest, base = max(theirs)
         if ours is None or throughput_at(curves[base], x) is None:
             continue
@@ -218,6 +219,14 @@ def best_over_strongest(table: Table) -> dict[str, Any] | None:
                 "ratio": ours / strongest,
             }
     return best
+
+
+def _offered(points: Curve, interactivity: float) -> float:
+    """Throughput that an arm surely has at users this slow; 0 where it cannot be so fast."""
+    found = throughput_at(points, interactivity, 0.0)
+    if found is None and points and interactivity < min(p.interactivity for p in points):
+        found = max(p.throughput for p in points)
+    return found or 0.0
 
 
 def _load_ratio(

@@ -94,6 +94,22 @@ def test_summary(tmp_path):
     assert summary["same_outputs_as_ar"] == {"forespark": {"requests": 6, "same": 4}}
 
 
+def test_a_baseline_faster_than_any_match_is_still_the_strongest(tmp_path):
+    """AR's slowest users are faster than ours: a ratio to DSpark there flatters nobody."""
+    curves = {"ar": [(10, 10), (60, 5)], "dspark": [(10, 10), (20, 4)],
+              "forespark": [(11, 10), (58, 4)]}  # fmt: skip
+    for arm, points in curves.items():
+        for load, (throughput, interactivity) in zip((1, 16), points, strict=True):
+            append_record(
+                tmp_path / "records.jsonl", record(arm, load, 0, throughput, interactivity)
+            )
+    summary = read_json(compare.summarize_folder(tmp_path))
+    (pair,) = [p for p in summary["pairs"] if (p["arm"], p["base"]) == ("forespark", "dspark")]
+    assert pair["best"]["ratio"] == pytest.approx(2.9)
+    best = summary["best_over_strongest"]
+    assert best["base"] == "ar" and best["ratio"] < 1.1
+
+
 def test_summary_of_one_arm_and_of_nothing(tmp_path):
     assert read_json(compare.summarize_folder(tmp_path))["pairs"] == []
     append_record(tmp_path / "records.jsonl", record("ar", 1, 0, 1.0, 1.0))

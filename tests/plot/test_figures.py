@@ -50,9 +50,9 @@ def test_command_writes_pdf_png_and_csv(full, tmp_path):
 def test_figures_never_import_torch(full, tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'plot')!r})\n"
-        "import pareto, breakdown, table, results\n"
+        "import pareto, breakdown, table, report, results\n"
         f"sys.argv = ['x', '--records', {str(full)!r}, '--out', {str(tmp_path)!r}]\n"
-        "pareto.main(); breakdown.main(); table.main()\n"
+        "pareto.main(); breakdown.main(); table.main(); report.main()\n"
         "bad = {'torch', 'vllm', 'hydra', 'transformers'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
@@ -245,6 +245,19 @@ def test_learning_curves_of_every_drafter_found(tmp_path):
     ]  # fmt: skip
     assert (out / "learning.png").read_bytes()[1:4] == b"PNG"
     assert "| ForeSpark | 100 | n/a | 2.00 | 0.100 |" in (out / "learning.md").read_text()
+
+
+def test_learning_curves_count_on_over_the_runs_of_a_drafter(tmp_path):
+    (tmp_path / "dspark").mkdir()
+    for number in range(1, 11):  # run 10 comes after run 2
+        name = "metrics.jsonl" if number == 1 else f"metrics-{number}.jsonl"
+        row = {"split": "validation", "accepted_length": number}
+        lines = [json.dumps({"step": s, "elapsed_s": 36.0 * s, **row}) + "\n" for s in (0, 100)]
+        (tmp_path / "dspark" / name).write_text("".join(lines))
+    frame = learning.read(tmp_path)
+    assert frame["step"].tolist() == [s for n in range(10) for s in (100 * n, 100 * n + 100)]
+    assert frame["accepted_length"].tolist()[-1] == 10
+    assert "| DSpark | 1000 | 10.0 | 10.00 | n/a |" in learning.render(frame)
 
 
 def test_training_rows_that_are_none_or_damaged(tmp_path):

@@ -29,7 +29,8 @@ needs = pytest.mark.skipif(
 
 
 def prompts() -> list[str]:
-    return [json.loads(line)["turns"][0] for line in DATA.open()][:64]
+    """The 64 shortest of 80: prefill is most of the work, and not what is compared."""
+    return sorted((json.loads(line)["turns"][0] for line in DATA.open()), key=len)[:64]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,13 @@ def run(tmp_path_factory):
         if arm.startswith("forespark") and not (folder / "latency.json").exists():
             prices.write(folder)
         job = {
-            "overrides": ["target=smollm2", f"arm={arm}", "target.cpu_kv_cache_gib=2", *tables],
+            "overrides": [
+                "target=smollm2",
+                f"arm={arm}",
+                "target.cpu_kv_cache_gib=1",
+                "target.max_num_batched_tokens=1024",
+                *tables,
+            ],
             "requests": [{"chat": text, "max_tokens": TOKENS} for text in prompts()],
             "load": 16,
         }

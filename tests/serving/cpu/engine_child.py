@@ -103,10 +103,7 @@ def hidden_states(model: str, folder: str) -> dict:
 
 def main() -> None:
     model, out, runner = sys.argv[1:]
-    os.environ.pop("TRITON_INTERPRET", None)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "2" else "0"
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     folder = os.path.dirname(out)
     result = hidden_states(model, folder) if runner == "hidden" else answer(model)
     with open(out, "w", encoding="utf-8") as target:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import nursery
 import pytest
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "smollm2"
@@ -20,17 +18,7 @@ pytestmark = [
 def run(runner: str, folder: Path) -> dict:
     out = folder / f"{runner}.json"
     child = Path(__file__).with_name("engine_child.py")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(child), str(MODEL), str(out), runner],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    # nanobind lists what it leaks at exit, hundreds of lines after the traceback.
-    said = [line for line in done.stderr.splitlines() if "leaked" not in line]
-    assert done.returncode == 0, "\n".join(said[-60:])
+    nursery.run(child, [MODEL, out, runner], folder / f"{runner}.log")
     return json.loads(out.read_text())
 
 
