@@ -20,7 +20,7 @@ draw() { # figure, folder of its records
   "$python" "plot/$1.py" --target "$target" --records "$2" --out "$folder/figures"
 }
 for figure in pareto breakdown table; do draw "$figure" "$records"; done
-for bench in scheduler oracle; do
+for bench in acceptance scheduler oracle; do
   [ ! -d "$folder/bench/$bench" ] || draw "$bench" "$folder/bench/$bench"
 done
 draw learning "$folder/train"

@@ -44,7 +44,8 @@ def load_prompts(sources: list[str], *, seed: int, limit: int | None = None) -> 
     Args:
         sources: ``starter:PART``, ``file:PATH`` (JSON lines, also ``.gz``) or ``hub:NAME``
             (``sharegpt``, or ``owner/dataset``: its ``train`` split); a suffix
-            ``#START:STOP`` takes only these rows.
+            ``@CATEGORY`` takes only rows of this ``category`` (the form of Spec-Bench and
+            SPEED-Bench), a last one ``#START:STOP`` only these rows of the file.
         seed: Order of the result; the same sources and seed give the same order.
         limit: At most this many, taken from the front of that order.
 
@@ -67,7 +68,9 @@ def load_prompts(sources: list[str], *, seed: int, limit: int | None = None) -> 
 def _read_source(source: str) -> Iterator[Prompt]:
     cut = re.search(r"#(\d*):(\d*)$", source)
     start, stop = (int(n) if n else None for n in cut.groups()) if cut else (None, None)
-    kind, _, rest = source[: cut.start() if cut else None].partition(":")
+    whole = source[: cut.start() if cut else None]
+    of = re.search(r"@(\w+)$", whole)
+    kind, _, rest = whole[: of.start() if of else None].partition(":")
     if kind == "hub" and rest:
         rows = _hub_rows(rest)
     elif kind == "file" and rest:
@@ -80,6 +83,8 @@ def _read_source(source: str) -> Iterator[Prompt]:
         )
     unusable = 0
     for number, row in islice(rows, start, stop):
+        if of and not (isinstance(row, dict) and row.get("category") == of[1]):
+            continue
         messages = first_turn(row)
         if messages is None:
             unusable += 1

@@ -12,7 +12,7 @@ from forespark.config.checks import (
     require_positive,
 )
 
-BENCHES = ("decode", "scheduler", "oracle")  # what eval.py --bench knows
+BENCHES = ("decode", "acceptance", "scheduler", "oracle")  # what eval.py --bench knows
 
 
 @dataclass
@@ -210,7 +210,8 @@ class BenchConfig:
     max_prompt_tokens: int = 1024
     temperature: float = 0.0
     seed: int = 0
-    # decode: prompts in all, loads above it are left out; scheduler, oracle: batches per size
+    # decode: prompts in all, loads above it are left out; acceptance: prompts of each set;
+    # scheduler, oracle: batches per size
     limit: int | None = None
     # decode: one server per arm at the same time, arms taking turns batch by batch; needs the
     # memory of all of them, and a machine whose idle servers cost nothing.
@@ -219,6 +220,10 @@ class BenchConfig:
     requests_per_point: int = 0
     warmup_tokens: int = 16  # untimed answer tokens per request at the start of a server
     request_timeout_s: float = 900.0  # a batch that takes longer has failed
+    # Of the acceptance benchmark: NAME=SOURCE; a name may have several sources.
+    sets: list[str] = field(default_factory=lambda: ["starter=starter:bench"])
+    set_prompts: int = 80  # of each set, at most
+    acceptance_load: int = 32  # requests in flight
     # Of the scheduler benchmark.
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 64, 192, 512, 2048])
     decision_drafts: int = 15  # K of the timed decisions
@@ -231,10 +236,13 @@ class BenchConfig:
             all(load >= 1 for load in self.loads), "bench.loads", self.loads, "requests, all >= 1"
         )
         require_least("bench", self, 1, "output_tokens", "rounds", "batches_per_point")
-        require_least("bench", self, 1, "max_prompt_tokens")
+        require_least("bench", self, 1, "max_prompt_tokens", "set_prompts", "acceptance_load")
         require_least("bench", self, 0, "warmup_tokens", "temperature", "requests_per_point")
         require_least("bench", self, 3, "decisions")
         require_least("bench", self, 0, "schedules")
+        named = all(name and source for name, _, source in (s.partition("=") for s in self.sets))
+        want = "one or more NAME=SOURCE, such as gsm8k=file:gsm8k.jsonl"
+        require(bool(self.sets) and named, "bench.sets", self.sets, want)
         drafts = self.decision_drafts
         require(1 <= drafts <= 63, "bench.decision_drafts", drafts, "1..63")
         sizes = self.batch_sizes
