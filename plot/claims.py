@@ -14,6 +14,7 @@ from typing import Any
 
 import acceptance
 import environment  # noqa: F401  (before pandas)
+import motivation
 import pandas as pd
 import predictor
 import results
@@ -159,14 +160,37 @@ def accepted(folder: Path) -> str | None:
     return f"{mean[OURS]:.2f} ({mean[DSPARK]:.2f})"
 
 
+def moved(least: int) -> Callable[[Path], str | None]:
+    """Share of steps whose accepted count is ``least`` or more off the step before."""
+
+    def ours(folder: Path) -> str | None:
+        steps = motivation.changes(motivation.read(folder))
+        return f"{100 * (steps >= least).mean():.0f} %" if len(steps) else None
+
+    return ours
+
+
+def length_dependence(folder: Path) -> str | None:
+    frame = motivation.table(motivation.read(folder))
+    shares = frame[frame["kind"] == "differs"]["share"]
+    return f"{100 * shares.min():.0f} to {100 * shares.max():.0f} %" if len(shares) else None
+
+
 _DECODE = ("bench/decode", "python eval.py --target smollm2 --bench decode")
 _SCHEDULER = ("bench/scheduler", "python eval.py --target smollm2 --bench scheduler")
 _PREDICTOR = ("bench/predictor", "python eval.py --target smollm2 --bench predictor")
+_MOTIVATION = ("bench/motivation", "scripts/bench/motivation.py")
 _ACCEPTANCE = ("bench/acceptance", "scripts/bench/acceptance.sh")
 _COST = ("bench/training_cost", "scripts/bench/training_cost.py")
 _NONE = ("", "not written yet")
 
 CLAIMS = (
+    Claim("motivation", "steps whose accepted count differs from the step before",
+          "over 80 %", "3, Fig. 3", *_MOTIVATION, moved(1)),
+    Claim("motivation", "the same by three tokens or more",
+          "about 40 %", "3, Fig. 3", *_MOTIVATION, moved(3)),
+    Claim("motivation", "d-token drafts that differ from the full draft's first d tokens",
+          "4 to 38 %", "3, Fig. 3", *_MOTIVATION, length_dependence),
     Claim("decode", "throughput over DSpark at equal interactivity, at most",
           "1.77 / 1.40 / 1.34×", "6.2, Fig. 8", *_DECODE, matched(DSPARK)),
     Claim("decode", "throughput over AR at equal interactivity, at most",

@@ -25,5 +25,5 @@ for bench in acceptance scheduler oracle; do
 done
 draw learning "$folder/train"
 for figure in predictor reliability; do draw "$figure" "$folder/bench/predictor"; done
-draw training_cost "$folder/bench/training_cost"
+for bench in training_cost motivation; do draw $bench "$folder/bench/$bench"; done
 "$python" plot/report.py --target "$target" --records "$folder" --out "$folder/figures"
