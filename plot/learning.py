@@ -29,10 +29,13 @@ PANELS = (
 )
 
 
-def read(folder: Path) -> pd.DataFrame:
+def read(folder: Path, heads: bool = False) -> pd.DataFrame:
     """One row per logged step of every drafter: drafter, run, step, split and the metrics.
 
     Steps and seconds count on from one run to the next.
+
+    Args:
+        heads: also folders ``heads*``, whose drafter does not learn.
 
     Raises:
         ValueError: a row without step or split, or with a metric that is no number; names
@@ -40,6 +43,8 @@ def read(folder: Path) -> pd.DataFrame:
     """
     frames = []
     for place in sorted(path for path in folder.glob("*") if path.is_dir()):
+        if place.name.startswith("heads") and not heads:
+            continue
         steps, seconds = 0, 0.0
         for number, path in enumerate(sorted(place.glob("metrics*.jsonl"), key=_order)):
             rows = read_jsonl(path)

@@ -24,6 +24,7 @@ for bench in acceptance scheduler oracle; do
   [ ! -d "$folder/bench/$bench" ] || draw "$bench" "$folder/bench/$bench"
 done
 draw learning "$folder/train"
+[ -z "$(compgen -G "$folder/train/heads*")" ] || draw heads "$folder/train"
 for figure in predictor reliability; do draw "$figure" "$folder/bench/predictor"; done
 for bench in training_cost motivation; do draw $bench "$folder/bench/$bench"; done
 "$python" plot/report.py --target "$target" --records "$folder" --out "$folder/figures"

@@ -287,3 +287,27 @@ def test_unknown_flag_leaves_the_readme_alone():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "usage:" in done.stderr
     assert (ROOT / "README.md").read_bytes() == before
+
+
+def test_heads_table_beside_joint_training(tmp_path):
+    values = {"post_bce": 0.5, "post_brier": 0.0721, "pre_bce": 0.6, "pre_token_error": 1.25}
+    for name, hours, fields in (
+        ("forespark", 3, values), ("heads-0a1b", 0.5, values | {"pre_bce": 0.65}),
+        ("dspark", 2, {}),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        rows = [
+            {"step": step, "split": "validation", "elapsed_s": 36 * hours * step, **fields}
+            for step in (50, 100)
+        ]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    done = run("heads", "--records", tmp_path, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "heads.md").read_text()
+    assert "| cost | 3.0 h, 100 steps | 0.5 h, 100 steps |" in text
+    assert "loss / Brier score | 0.5000 / 0.0721 | 0.5000 / 0.0721 |" in text
+    assert "accepted-token error | 0.600 / 1.250 | 0.650 / 1.250 |" in text
+    assert set(learning.read(tmp_path)["drafter"]) == {"forespark", "dspark"}
+    shutil.rmtree(tmp_path / "heads-0a1b")
+    assert run("heads", "--records", tmp_path, "--out", tmp_path).returncode == 0
+    assert "| 0.600 / 1.250 | n/a |" in (tmp_path / "heads.md").read_text()
