@@ -1,6 +1,6 @@
 """The benchmarks of eval.py by name: what each would do, what it needs, and how it runs.
 
-The serving room's part comes in as ``Serving``, since benchmarks do not import it.
+What other rooms do for them comes in as ``Rooms``, since benchmarks do not import them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from forespark.config import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """What benchmarks ask of the serving room."""
+class Rooms:
+    """What benchmarks ask of serving and calibration."""
 
     check_arms: Callable[[Config, list[str]], None]  # ValueError when a file is missing
     resolve: Callable[..., Any]
     deciders: Deciders
+    predictor: Callable[[Config, Path], None]  # full-block traces, judged, into a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Stage:
     config: Config
     out: Path
     endpoint: str | None
-    serving: Serving
+    rooms: Rooms
 
     def steps(self) -> list[str]:
         """What ``run`` would do, for --dry-run."""
@@ -52,7 +53,7 @@ class Stage:
         """Find every file that the servers of ``arms`` (default: all) will need."""
         arms = self.config.bench.arms if arms is None else arms
         if self.name == "decode" and self.endpoint is None:
-            self.serving.check_arms(self.config, arms)
+            self.rooms.check_arms(self.config, arms)
 
     def run(self, begin: Callable[[], None]) -> str:
         """Measure what is missing; ``begin`` is called when nothing stands in the way.
@@ -66,12 +67,14 @@ class Stage:
             made = AcceptanceBenchmark(self.config, self.out, self.endpoint)
             begin()
             made.run()
-        else:
-            replay.run(
-                self.name, self.config, self.out, self.serving.resolve, self.serving.deciders
-            )
+        elif self.name == "predictor":
             begin()
-        return f"python plot/{self.name}.py {{0}}"
+            self.rooms.predictor(self.config, self.out)
+        else:
+            replay.run(self.name, self.config, self.out, self.rooms.resolve, self.rooms.deciders)
+            begin()
+        also = "; python plot/reliability.py {0}" if self.name == "predictor" else ""
+        return f"python plot/{self.name}.py {{0}}{also}"
 
     def _decode(self, begin: Callable[[], None]) -> str:
         made = DecodeBenchmark(self.config, self.out, self.endpoint)

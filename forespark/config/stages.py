@@ -12,7 +12,7 @@ from forespark.config.checks import (
     require_positive,
 )
 
-BENCHES = ("decode", "acceptance", "scheduler", "oracle")  # what eval.py --bench knows
+BENCHES = ("decode", "acceptance", "predictor", "scheduler", "oracle")  # what eval.py --bench knows
 
 
 @dataclass
@@ -211,7 +211,7 @@ class BenchConfig:
     temperature: float = 0.0
     seed: int = 0
     # decode: prompts in all, loads above it are left out; acceptance: prompts of each set;
-    # scheduler, oracle: batches per size
+    # predictor: prompts; scheduler, oracle: batches per size
     limit: int | None = None
     # decode: one server per arm at the same time, arms taking turns batch by batch; needs the
     # memory of all of them, and a machine whose idle servers cost nothing.

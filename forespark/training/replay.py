@@ -36,9 +36,10 @@ class Replayed:
 
 def load_exported(config: Config, name: str, folder: Path) -> ForeSparkDrafter | DSparkDrafter:
     """A drafter with the weights that serving loads: the exported bfloat16 ones and heads."""
-    # The checkpoint says what its blocks are, as it does to vLLM.
+    # The checkpoint says what its blocks are, as it does to vLLM.  DSpark's say False too.
     made = Path(folder) / "config.json"
-    directional = made.exists() and not read_json(made).get("sliding_window_non_causal", True)
+    causal = made.exists() and not read_json(made).get("sliding_window_non_causal", True)
+    directional = causal and name == "forespark"
     shape = replace(config.drafter, init="random", directional=directional)
     model = drafter_of(replace(config, drafter=shape), name)
     if not read_weights(model, folder) and isinstance(model, ForeSparkDrafter):
