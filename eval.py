@@ -2,6 +2,8 @@
 """Benchmark served arms and leave typed records behind.
 
     python eval.py --target smollm2 --arm ar,forespark --limit 8 bench.rounds=1
+    python eval.py --bench e2e          # closed loop of conversations; mathcode: of questions
+    python eval.py --bench slo          # open loop, attainment of time limits
     python eval.py --bench acceptance   # whole blocks: what each drafter can do
     python eval.py --bench predictor    # the pre-draft estimate against the previous step
     python eval.py --bench scheduler    # host decision time; like oracle, without a server
@@ -28,15 +30,23 @@ def predictor(config: Any, out: Path) -> None:
     print(predictor_quality(paths, key, calibration, out, **settings))
 
 
+def motivation(config: Any, out: Path, endpoint: str | None) -> None:
+    from forespark.training.motivation import measure
+
+    # Its rows are the corpus's, which the training section counts.
+    config.train.limit = config.bench.limit or config.train.limit
+    measure(config, out, endpoint)
+
+
 def main() -> None:
     flags = ("target", "bench", "arm", "limit", "endpoint", "out", "dry-run")
     args, config = cli.stage("eval", __doc__, *flags)
-    from forespark.bench.stage import Rooms, Stage
+    from forespark.bench.stage import Rooms, Stage, folder_name
     from forespark.serving.artifacts import check_arms, resolve
     from forespark.serving.deciders import step_deciders
 
-    out = args.out or Path(config.run_dir) / "bench" / args.bench
-    rooms = Rooms(check_arms, resolve, step_deciders, predictor)
+    out = args.out or Path(config.run_dir) / "bench" / folder_name(args.bench)
+    rooms = Rooms(check_arms, resolve, step_deciders, predictor, motivation)
     stage = Stage(args.bench, config, out, args.endpoint, rooms)
     if args.dry_run:
         cli.plan(stage.steps())

@@ -19,6 +19,7 @@ import pandas as pd
 import predictor
 import results
 import scheduler
+import slo
 import training_cost
 
 OURS, DSPARK, NOJS = "forespark", "dspark", "forespark_nojs"
@@ -47,11 +48,11 @@ def _pair(folder: Path, arm: str, base: str) -> dict[str, Any] | None:
     return next((p for p in pairs if (p["arm"], p["base"]) == (arm, base)), None)
 
 
-def matched(base: str) -> Callable[[Path], str | None]:
-    """Largest throughput ratio to ``base`` at equal interactivity."""
+def matched(base: str, arm: str = OURS) -> Callable[[Path], str | None]:
+    """Largest throughput ratio of ``arm`` to ``base`` at equal interactivity."""
 
     def ours(folder: Path) -> str | None:
-        pair = _pair(folder, OURS, base)
+        pair = _pair(folder, arm, base)
         best = pair["best"] if pair else None
         return _times(best["ratio"], best["interval"]) if best else None
 
@@ -176,12 +177,39 @@ def length_dependence(folder: Path) -> str | None:
     return f"{100 * shares.min():.0f} to {100 * shares.max():.0f} %" if len(shares) else None
 
 
+def capacity_over(base: str) -> Callable[[Path], str | None]:
+    """Arrival rate at the level of attainment, over ``base``'s."""
+
+    def ours(folder: Path) -> str | None:
+        summary = slo.read(folder)
+        ratio = summary["ratios"].get(base) if summary else None
+        return _times(ratio["ratio"], ratio["interval"]) if ratio and ratio["ratio"] else None
+
+    return ours
+
+
+def capacity_over_strongest(folder: Path) -> str | None:
+    """The same, over the largest capacity of the other arms."""
+    summary = slo.read(folder)
+    ratios = [r["ratio"] for r in summary["ratios"].values()] if summary else []
+    return None if not ratios or None in ratios else _times(min(ratios))
+
+
 _DECODE = ("bench/decode", "python eval.py --target smollm2 --bench decode")
 _SCHEDULER = ("bench/scheduler", "python eval.py --target smollm2 --bench scheduler")
 _PREDICTOR = ("bench/predictor", "python eval.py --target smollm2 --bench predictor")
-_MOTIVATION = ("bench/motivation", "scripts/bench/motivation.py")
+_MOTIVATION = ("bench/motivation", "python eval.py --target smollm2 --bench motivation")
 _ACCEPTANCE = ("bench/acceptance", "scripts/bench/acceptance.sh")
 _COST = ("bench/training_cost", "scripts/bench/training_cost.py")
+_E2E = ("bench/e2e", "python eval.py --target smollm2 --bench e2e")
+_SLO = ("bench/slo", "python eval.py --target smollm2 --bench slo")
+_MATHCODE = ("bench/mathcode", "scripts/bench/mathcode.sh")
+
+
+def _variant(name: str) -> tuple[str, str]:
+    return f"bench/decode_{name}", f"scripts/bench/variant.sh smollm2 {name}"
+
+
 _NONE = ("", "not written yet")
 
 CLAIMS = (
@@ -224,25 +252,29 @@ CLAIMS = (
     Claim("training", "estimators' share of the drafter's parameters",
           "0.1 to 0.2 %", "6.6, Fig. 15", *_COST, estimator_share),
     Claim("end to end", "throughput over DSpark at equal interactivity, at most",
-          "1.53 / 1.21 / 1.18×", "6.2, Fig. 8", *_NONE),
+          "1.53 / 1.21 / 1.18×", "6.2, Fig. 8", *_E2E, matched(DSPARK)),
     Claim("SLO", "request rate at 90 % attainment over DSpark's",
-          "1.51 / 1.13 / 1.17×", "6.2, Fig. 9", *_NONE),
+          "1.51 / 1.13 / 1.17×", "6.2, Fig. 9", *_SLO, capacity_over(DSPARK)),
     Claim("SLO", "request rate at 90 % attainment over the strongest other arm's",
-          "1.20 / 1.13 / 1.17×", "6.2, Fig. 9", *_NONE),
+          "1.20 / 1.13 / 1.17×", "6.2, Fig. 9", *_SLO, capacity_over_strongest),
     Claim("math and code", "throughput over DSpark at equal interactivity, at most",
-          "1.49 / 1.38 / 1.24×", "6.5, Fig. 14", *_NONE),
+          "1.49 / 1.38 / 1.24×", "6.5, Fig. 14", *_MATHCODE, matched(DSPARK)),
     Claim("acceptance", "mean acceptance length over the sets of prompts, ForeSpark (DSpark)",
           "4.38 (4.28) / 3.33 (3.35) / 3.37 (3.48)", "6.6, Table 2", *_ACCEPTANCE, accepted),
     Claim("acceptance", "mean acceptance length on math and code, K = 7 to K = 15",
           "5.85 to 7.65 / 4.48 to 5.31 / 4.34 to 5.09", "Appendix F, Table 3", *_NONE),
     Claim("drafter type", "throughput over DSpark with a directional drafter, at most",
-          "1.55×", "6.5, Fig. 12", *_NONE),
+          "1.55×", "6.5, Fig. 12", *_variant("directional"), matched(DSPARK)),
     Claim("temperature", "throughput over DSpark at temperature 1, at most",
-          "1.76×", "6.5, Fig. 12", *_NONE),
+          "1.76×", "6.5, Fig. 12", *_variant("t1"), matched(DSPARK)),
     Claim("draft length", "throughput over DSpark at K = 7, at most",
-          "1.32× (Qwen3-14B)", "6.5, Fig. 16", *_NONE),
+          "1.32× (Qwen3-14B)", "6.5, Fig. 16", *_DECODE, matched(DSPARK)),
     Claim("draft length", "request rate at 90 % attainment over DSpark's at K = 7",
-          "1.21× (Qwen3-14B)", "Appendix F, Fig. 16", *_NONE),
-    Claim("other drafters", "throughput with WCS over DSpark / MTP / EAGLE-3, at most",
-          "1.27 / 1.30 / 1.26×", "6.7, Fig. 13", *_NONE),
+          "1.21× (Qwen3-14B)", "Appendix F, Fig. 16", *_SLO, capacity_over(DSPARK)),
+    Claim("draft length", "throughput over DSpark at K = 15, at most",
+          "1.77 / 1.40 / 1.34×", "6.2, Fig. 17", *_variant("k15"), matched(DSPARK)),
+    Claim("other drafters", "throughput of DSpark with WCS over DSpark, at most",
+          "1.27×", "6.7, Fig. 13", *_variant("dspark_wcs"), matched(DSPARK, "dspark_wcs")),
+    Claim("other drafters", "throughput with WCS over MTP / EAGLE-3, at most",
+          "1.30 / 1.26×", "6.7, Fig. 13", *_NONE),
 )  # fmt: skip

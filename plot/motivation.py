@@ -3,7 +3,7 @@
     python plot/motivation.py --target smollm2
     python plot/motivation.py --records results/cpu/bench/motivation --out results/cpu/figures
 
-Reads records.jsonl of scripts/bench/motivation.py. Writes motivation.pdf, motivation.png,
+Reads records.jsonl of `eval.py --bench motivation`. Writes motivation.pdf, motivation.png,
 motivation.csv and motivation.md.
 """
 

@@ -1,10 +1,11 @@
-"""Total throughput against user interactivity (paper, Figures 1 and 8).
+"""Total throughput against user interactivity (paper, Figures 1, 8 and 14).
 
-    python plot/pareto.py --target smollm2
+    python plot/pareto.py --target smollm2 [--bench e2e]
     python plot/pareto.py --records results/cpu/bench/decode --out results/cpu/figures
 
 One line per arm, one marker per load; the arrow marks the largest gain of ForeSpark over
-the strongest baseline at equal interactivity. Writes pareto.pdf, pareto.png, pareto.csv.
+the strongest baseline at equal interactivity. Writes pareto.pdf, pareto.png, pareto.csv;
+for other benchmarks than decode pareto_BENCH.*.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from forespark.record import write_text
 
 
-def draw(points: pd.DataFrame, best: dict[str, Any] | None, target: str) -> Any:
+def draw(points: pd.DataFrame, best: dict[str, Any] | None, target: str, bench: str) -> Any:
     """The figure; arms without a record are named under it."""
     fig, axes = style.figure()
     measured = style.in_order(points["arm"]) if len(points) else []
@@ -41,7 +42,7 @@ def draw(points: pd.DataFrame, best: dict[str, Any] | None, target: str) -> Any:
         fig.legend(loc="outside upper center", ncols=3, frameon=False, columnspacing=1.0,
                    handlelength=2.4)  # fmt: skip
     else:
-        style.empty(axes, f"no decode records of {target} yet")
+        style.empty(axes, f"no {bench} records of {target} yet")
     axes.set_xlabel("user interactivity (tokens/s per user)")
     axes.set_ylabel("total throughput (tokens/s)")
     missing = [style.look(arm).label for arm in style.ARMS if arm not in measured]
@@ -75,13 +76,14 @@ def _arrow(axes: Any, best: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    folder, out, target = results.parse(__doc__)
-    points = results.points(results.read(folder))
-    found = results.summary(folder)
-    fig = draw(points, found["best_over_strongest"] if found else None, target)
-    paths = style.save(fig, out, "pareto")
-    write_text(out / "pareto.csv", points.to_csv(index=False))
-    print(*paths, out / "pareto.csv", sep="\n")
+    folder, out, target = results.parse(__doc__, benches=results.LOADED)
+    frame = results.read(folder)
+    points, found = results.points(frame), results.summary(folder)
+    stem, bench = results.named("pareto", folder, frame)
+    fig = draw(points, found["best_over_strongest"] if found else None, target, bench)
+    paths = style.save(fig, out, stem)
+    write_text(out / f"{stem}.csv", points.to_csv(index=False))
+    print(*paths, out / f"{stem}.csv", sep="\n")
 
 
 if __name__ == "__main__":

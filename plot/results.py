@@ -30,10 +30,19 @@ _MATCH = ("ratio", "interactivity_tokens_per_s", "throughput_tokens_per_s",
 TARGETS = Path(__file__).resolve().parent.parent / "configs" / "target"
 
 
+LOADED = ("decode", "e2e", "mathcode")  # benchmarks that measure arms at loads
+
+
 def parse(
-    description: str | None, folder: str = "bench/decode", files: str = RECORDS
+    description: str | None,
+    folder: str = "bench/decode",
+    files: str = RECORDS,
+    benches: tuple[str, ...] = (),
 ) -> tuple[Path, Path, str]:
     """Command line of every figure: (folder of records, output folder, target).
+
+    Args:
+        benches: what --bench may choose the default folder of; none: no such flag.
 
     Raises:
         ValueError: unknown target, or a named folder of records that is not there. The
@@ -43,6 +52,9 @@ def parse(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target", default="smollm2", help="target whose run is drawn")
+    if benches:
+        parser.add_argument("--bench", default=benches[0], choices=benches,
+                            help="benchmark whose records are drawn")  # fmt: skip
     parser.add_argument(
         "--records",
         type=Path,
@@ -57,8 +69,22 @@ def parse(
         raise ValueError(f"unknown target {args.target!r}: want one of {', '.join(known)}")
     if args.records is not None and not args.records.is_dir():
         raise ValueError(f"--records {args.records}: no such folder; want one of {files}")
+    if benches:
+        folder = f"bench/{args.bench}"
     records = args.records or Path("runs") / args.target / folder
     return records, args.out or Path("runs") / args.target / "figures", args.target
+
+
+def named(stem: str, folder: Path, frame: pd.DataFrame) -> tuple[str, str]:
+    """(file name of a figure, name of its benchmark): decode's figures are just ``stem``.
+
+    A folder called decode_X holds a variant of the decode benchmark, and so do its figures.
+    """
+    bench = str(frame["bench"].iloc[0]) if "bench" in frame and len(frame) else folder.name
+    if folder.name.startswith("decode_"):
+        bench = folder.name
+    ending = "" if bench == "decode" else f"_{bench.removeprefix('decode_')}"
+    return (stem + ending if bench in LOADED or "decode_" in bench else stem), bench
 
 
 def run(main: Callable[[], None]) -> None:
@@ -85,7 +111,10 @@ def read(folder: Path) -> pd.DataFrame:
     for column in _OPTIONAL:
         values = frame[column] if column in frame else pd.Series(dtype=float, index=frame.index)
         frame[column] = pd.to_numeric(values)
-    frame["tokens"] = [sum(tokens) for tokens in frame["timed_tokens"]]
+    timed = pd.Series([sum(tokens) for tokens in frame["timed_tokens"]], dtype=float)
+    # Counters of a window are over all of its tokens, of requests that go on after it, too.
+    window = frame.get("window_tokens", timed)
+    frame["tokens"] = pd.to_numeric(window).fillna(timed)
     return frame
 
 

@@ -36,8 +36,14 @@ LOOKS = {
     "dspark": Look("DSpark", "#3f8fc4", "^", (0, (5, 1.5, 1, 1.5))),
     "forespark_nojs": Look("ForeSpark w/o JS", "#8b7fb8", "D", (0, (3, 1))),
     "forespark": Look("ForeSpark", "#b3122a", "*", "-"),
-}
-ARMS = tuple(LOOKS)  # order of legends, bars and table rows
+    "bw": Look("BW", "#5a9e6f", "v", (0, (2, 1))),
+    "bw_stock": Look("BW (vLLM's)", "#9cc7a8", "<", (0, (2, 1))),
+    "forespark_sc": Look("ForeSpark, one curve", "#d9808e", "P", "-"),
+    "exhaustive": Look("exhaustive search", "#555555", "X", "-"),
+    "dspark_wcs": Look("DSpark + WCS", "#1d4e79", "h", "-"),
+}  # in the order of legends, bars and table rows
+# Of the main comparison: a figure without one of these says so.
+ARMS = ("ar", "dflash2", "dspark", "forespark_nojs", "forespark")
 _SPARE = ("v", "P", "X", "<", ">", "h")
 
 # Parts of a step: dark, mid and light grey-blue, with a hatch on drafting.
@@ -58,7 +64,7 @@ def look(arm: str) -> Look:
 def in_order(arms: Any) -> list[str]:
     """Known arms in their fixed order, then the others by name."""
     found = set(arms)
-    return [arm for arm in ARMS if arm in found] + sorted(found - set(ARMS))
+    return [arm for arm in LOOKS if arm in found] + sorted(found - set(LOOKS))
 
 
 def figure(width: float = COLUMN_IN, height: float = 2.6, columns: int = 1) -> tuple[Any, Any]:

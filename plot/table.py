@@ -1,6 +1,6 @@
-"""Markdown table of the decode benchmark: throughput, and ratios to AR and to DSpark.
+"""Markdown table of arms at loads: throughput, and ratios to AR and to DSpark.
 
-    python plot/table.py --target smollm2 > table.md
+    python plot/table.py --target smollm2 [--bench e2e] > table.md
 
 Ratios are at equal load, with a 95 % interval from resampled rounds in brackets; below
 the table, the largest ratio at equal interactivity and how many outputs equal AR's.
@@ -20,10 +20,10 @@ from forespark.record import write_text
 BASES = ("ar", "dspark")
 
 
-def render(points: pd.DataFrame, summary: dict[str, Any] | None, target: str) -> str:
+def render(points: pd.DataFrame, summary: dict[str, Any] | None, target: str, bench: str) -> str:
     """Markdown text; what is not measured is "n/a"."""
     if not len(points):
-        return f"No decode records of {target} yet.\n"
+        return f"No {bench} records of {target} yet.\n"
     pairs = {(p["arm"], p["base"]): p for p in summary["pairs"]} if summary else {}
     head = ["load", "arm", "throughput (tokens/s)", "interactivity (tokens/s)",
             "tokens per step", "drafted / verified / accepted per token",
@@ -107,9 +107,11 @@ def _same(summary: dict[str, Any] | None) -> list[str]:
 
 
 def main() -> None:
-    folder, out, target = results.parse(__doc__)
-    text = render(results.points(results.read(folder)), results.summary(folder), target)
-    write_text(out / "table.md", text)
+    folder, out, target = results.parse(__doc__, benches=results.LOADED)
+    frame = results.read(folder)
+    stem, bench = results.named("table", folder, frame)
+    text = render(results.points(frame), results.summary(folder), target, bench)
+    write_text(out / f"{stem}.md", text)
     print(text, end="")
 
 

@@ -20,7 +20,12 @@ draw() { # figure, folder of its records
   "$python" "plot/$1.py" --target "$target" --records "$2" --out "$folder/figures"
 }
 for figure in pareto breakdown table; do draw "$figure" "$records"; done
-for bench in acceptance scheduler oracle; do
+for other in "$folder"/bench/{e2e,mathcode,decode_*}; do
+  [ -d "$other" ] || continue
+  "$python" -m forespark.bench.compare "$other"
+  for figure in pareto table; do draw "$figure" "$other"; done
+done
+for bench in slo acceptance scheduler oracle; do
   [ ! -d "$folder/bench/$bench" ] || draw "$bench" "$folder/bench/$bench"
 done
 draw learning "$folder/train"

@@ -33,9 +33,14 @@ class RequestResult:
     token_times_s: list[float] = field(default_factory=list)  # one per output token
     token_ids: list[int] = field(default_factory=list)  # empty when the server sends none
     prompt_tokens: int = 0
-    end: str = "error"  # stop | length | error | cancelled
+    end: str = "pending"  # stop | length | error | cancelled
     error: str | None = None
     text: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether it ended by itself, well or not."""
+        return self.end not in ("pending", "cancelled")
 
     @property
     def output_tokens(self) -> int:
@@ -96,10 +101,14 @@ class Client:
         temperature: float = 0.0,
         seed: int = 0,
         barrier: int = 0,
-        due_s: float | None = None,
+        into: RequestResult | None = None,
     ) -> RequestResult:
-        """Stream one answer. Failures are returned in ``error``, never raised."""
-        result = RequestResult(prompt.id, clock() if due_s is None else due_s)
+        """Stream one answer. Failures are returned in ``error``, never raised.
+
+        Args:
+            into: filled while the answer arrives, and returned; one that is due now by default.
+        """
+        result = RequestResult(prompt.id, clock()) if into is None else into
         body: dict[str, Any] = {
             "model": self.model,
             "messages": prompt.chat(),
@@ -156,7 +165,7 @@ class Client:
                     temperature=temperature,
                     seed=seed,
                     barrier=len(prompts),
-                    due_s=due_s,
+                    into=RequestResult(prompt.id, due_s),
                 )
             )
             for prompt in prompts
@@ -186,7 +195,7 @@ class Client:
         ]
 
     async def counters(self, names: tuple[str, ...]) -> dict[str, float]:
-        """Values of Prometheus counters, summed over labels; absent ones are left out."""
+        """Values of Prometheus counters or gauges, summed over labels; absent ones left out."""
         try:
             async with self._session.get(f"{self.endpoint}/metrics") as response:
                 if response.status != 200:
@@ -194,6 +203,19 @@ class Client:
                 return parse_counters(await response.text(), names)
         except (TimeoutError, aiohttp.ClientError):
             return {}
+
+    async def empty_prefix_cache(self) -> str | None:
+        """Forget cached prefixes; returns why that failed, or None.
+
+        vLLM offers this in its development mode only (``VLLM_SERVER_DEV_MODE=1``).
+        """
+        try:
+            async with self._session.post(f"{self.endpoint}/reset_prefix_cache") as response:
+                if response.status != 200:
+                    return f"HTTP {response.status}"
+                return None if (await response.json())["success"] else "blocks are still held"
+        except (TimeoutError, aiohttp.ClientError) as error:
+            return _cause(error)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float, str]]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from forespark.bench.records import RECORDS, DecodeRecord, read_records
+from forespark.bench.records import RECORDS, LoadRecord, read_records
 from forespark.record import file_sha256, write_json
 
 SUMMARY = "summary.json"
@@ -61,9 +61,9 @@ Curve = list[CurvePoint]
 Table = dict[str, dict[int, dict[int, tuple[float, float]]]]
 
 
-def tabulate(records: Iterable[DecodeRecord]) -> Table:
+def tabulate(records: Iterable[LoadRecord]) -> Table:
     """Batches averaged within each (arm, load, round)."""
-    cells: dict[tuple[str, int, int], list[DecodeRecord]] = defaultdict(list)
+    cells: dict[tuple[str, int, int], list[LoadRecord]] = defaultdict(list)
     for record in records:
         cells[record.arm, record.load, record.round].append(record)
     table: Table = defaultdict(lambda: defaultdict(dict))
@@ -252,7 +252,7 @@ def _rounds(loads: dict[int, dict[int, tuple[float, float]]]) -> set[int]:
     return {round_index for by_round in loads.values() for round_index in by_round}
 
 
-def same_outputs(records: Iterable[DecodeRecord], base: str = "ar") -> dict[str, dict[str, int]]:
+def same_outputs(records: Iterable[LoadRecord], base: str = "ar") -> dict[str, dict[str, int]]:
     """Requests per arm whose output tokens equal the base arm's for the same batch.
 
     Greedy decoding is lossless, so they differ only where the target's choice between
@@ -278,7 +278,7 @@ def summarize_folder(folder: Path) -> Path:
         ValueError: the records cannot be read.
     """
     path = Path(folder) / RECORDS
-    records = read_records(path)
+    records = read_records(path, LoadRecord)
     table = tabulate(records)
     pairs = [
         compare_pair(table, arm, base)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from forespark.bench import steptrace
 from forespark.bench.client import Client, RequestResult
 from forespark.bench.plan import Point
-from forespark.bench.records import DecodeRecord
+from forespark.bench.records import LoadRecord
 from forespark.bench.workloads import Prompt
 from forespark.config import BenchConfig
 
@@ -20,7 +20,11 @@ COUNTERS = (
 )
 
 
-class BatchFailed(Exception):
+class NotMeasured(Exception):
+    """A point gave no measurement; the message says why."""
+
+
+class BatchFailed(NotMeasured):
     """Some request of a batch failed, so the batch is no measurement."""
 
     def __init__(self, results: list[RequestResult]) -> None:
@@ -40,7 +44,7 @@ class Arm:
 
 async def measure(
     client: Client, prompts: list[Prompt], bench: BenchConfig, point: Point, arm: Arm
-) -> DecodeRecord:
+) -> LoadRecord:
     """Run one batch and summarize it.
 
     Raises:
@@ -64,7 +68,7 @@ async def measure(
         results,
         point,
         arm,
-        [_delta(before, after, name) for name in COUNTERS],
+        [delta(before, after, name) for name in COUNTERS],
         steps,
         bench.output_tokens,
     )
@@ -77,7 +81,7 @@ def summarize(
     counts: list[int | None],  # drafted, verified, accepted tokens
     steps: steptrace.StepTimes | None,
     output_tokens: int,
-) -> DecodeRecord:
+) -> LoadRecord:
     """Throughput and interactivity of one batch (Appendix C).
 
     A request's rate is its timed tokens over the time from the release to the last of
@@ -100,7 +104,7 @@ def summarize(
     if not rates:
         raise BatchFailed([RequestResult("", 0.0, error="all tokens came before the release")])
     drafted, verified, accepted = counts
-    return DecodeRecord(
+    return LoadRecord(
         run_id=arm.run_id,
         target=arm.target,
         arm=arm.name,
@@ -119,14 +123,11 @@ def summarize(
         drafted_tokens=drafted,
         verified_tokens=verified,
         accepted_tokens=accepted,
-        decode_steps=steps.decode_steps if steps else None,
-        request_steps=steps.request_steps if steps else None,
-        verify_ms=steps.verify_ms if steps else None,
-        draft_ms=steps.draft_ms if steps else None,
-        other_ms=steps.other_ms if steps else None,
+        **(asdict(steps) if steps else {}),
     )
 
 
-def _delta(before: dict[str, float], after: dict[str, float], name: str) -> int | None:
+def delta(before: dict[str, float], after: dict[str, float], name: str) -> int | None:
+    """Growth of a counter; None for one that the server does not have."""
     # A counter that appears with its first increment was zero before.
     return round(after[name] - before.get(name, 0.0)) if name in after else None

@@ -38,7 +38,7 @@ def batches(load: int, bench: BenchConfig) -> int:
 
 
 def loads(bench: BenchConfig) -> list[int]:
-    """Loads to run; ``--limit`` leaves out those above the number of prompts.
+    """Loads of the decode benchmark; ``--limit`` leaves out those above the number of prompts.
 
     Raises:
         ValueError: no load is configured, or every one is above the limit.

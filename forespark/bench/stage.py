@@ -10,11 +10,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forespark.bench import compare, plan, replay
+from forespark.bench import attainment, compare, plan, replay
 from forespark.bench.acceptance import AcceptanceBenchmark
 from forespark.bench.decode import DecodeBenchmark
+from forespark.bench.e2e import ClosedLoopBenchmark, QuestionBenchmark
+from forespark.bench.rounds import ArmRounds
 from forespark.bench.scheduler import Deciders
+from forespark.bench.slo import SloBenchmark
 from forespark.config import Config
+
+# Benchmarks that serve every arm in rounds.  The time per token is read off decode's records.
+SERVED: dict[str, type[ArmRounds]] = {
+    "decode": DecodeBenchmark,
+    "breakdown": DecodeBenchmark,
+    "e2e": ClosedLoopBenchmark,
+    "mathcode": QuestionBenchmark,
+    "slo": SloBenchmark,
+}
+# How the result is drawn; {0} stands for the target's flag.
+DRAWN = {
+    "decode": "python plot/pareto.py {0}; python plot/table.py {0}",
+    "breakdown": "python plot/breakdown.py {0}",
+    "e2e": "python plot/pareto.py {0} --bench e2e; python plot/table.py {0} --bench e2e",
+    "mathcode": "python plot/pareto.py {0} --bench mathcode; "
+    "python plot/table.py {0} --bench mathcode",
+    "predictor": "python plot/predictor.py {0}; python plot/reliability.py {0}",
+}
+
+
+def folder_name(bench: str) -> str:
+    """Folder under RUN_DIR/bench that holds a benchmark's records."""
+    return SERVED[bench].bench_name if bench in SERVED else bench
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +50,9 @@ class Rooms:
     check_arms: Callable[[Config, list[str]], None]  # ValueError when a file is missing
     resolve: Callable[..., Any]
     deciders: Deciders
-    predictor: Callable[[Config, Path], None]  # full-block traces, judged, into a folder
+    # Full-block traces, judged, into a folder; held-out answers replayed, likewise.
+    predictor: Callable[[Config, Path], None]
+    motivation: Callable[[Config, Path, str | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +68,15 @@ class Stage:
     def steps(self) -> list[str]:
         """What ``run`` would do, for --dry-run."""
         bench = self.config.bench
-        if self.name == "decode":
-            loads = plan.loads(bench)
-            return [f"decode of {a} at loads {loads}, {bench.rounds} rounds" for a in bench.arms]
+        if self.name in SERVED:
+            if self.name == "slo":
+                points = f"{self.config.slo.rates or 'probed'} requests/s"
+            elif folder_name(self.name) == "decode":
+                points = f"loads {plan.loads(bench)}"
+            else:
+                points = f"loads {self.config.stream.loads or bench.loads}"
+            times = f"{bench.rounds} rounds"
+            return [f"{self.name} of {arm} at {points}, {times}" for arm in bench.arms]
         if self.name == "acceptance":
             made = AcceptanceBenchmark(self.config, self.out, self.endpoint)
             sets = {name: len(prompts) for name, prompts in made.prompts.items()}
@@ -52,7 +86,7 @@ class Stage:
     def check(self, arms: list[str] | None = None) -> None:
         """Find every file that the servers of ``arms`` (default: all) will need."""
         arms = self.config.bench.arms if arms is None else arms
-        if self.name == "decode" and self.endpoint is None:
+        if self.name in SERVED and self.endpoint is None:
             self.rooms.check_arms(self.config, arms)
 
     def run(self, begin: Callable[[], None]) -> str:
@@ -61,28 +95,32 @@ class Stage:
         Returns:
             The command that draws the result; ``{0}`` stands for the target's flag.
         """
-        if self.name == "decode":
-            return self._decode(begin)
-        if self.name == "acceptance":
+        if self.name in SERVED:
+            self._served(begin)
+        elif self.name == "acceptance":
             made = AcceptanceBenchmark(self.config, self.out, self.endpoint)
             begin()
             made.run()
         elif self.name == "predictor":
             begin()
             self.rooms.predictor(self.config, self.out)
+        elif self.name == "motivation":
+            begin()
+            self.rooms.motivation(self.config, self.out, self.endpoint)
         else:
             replay.run(self.name, self.config, self.out, self.rooms.resolve, self.rooms.deciders)
             begin()
-        also = "; python plot/reliability.py {0}" if self.name == "predictor" else ""
-        return f"python plot/{self.name}.py {{0}}{also}"
+        return DRAWN.get(self.name, f"python plot/{self.name}.py {{0}}")
 
-    def _decode(self, begin: Callable[[], None]) -> str:
-        made = DecodeBenchmark(self.config, self.out, self.endpoint)
+    def _served(self, begin: Callable[[], None]) -> None:
+        made = SERVED[self.name](self.config, self.out, self.endpoint)
         self.check(made.unfinished())
         begin()
         try:
             made.run()
         finally:
             if made.done:  # also of an interrupted run: what is there is shown
-                compare.summarize_folder(self.out)
-        return "python plot/pareto.py {0}; python plot/table.py {0}"
+                if isinstance(made, SloBenchmark):
+                    attainment.summarize_folder(self.out, self.config.slo)
+                else:
+                    compare.summarize_folder(self.out)

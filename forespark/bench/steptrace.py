@@ -37,8 +37,8 @@ def settle(path: Path | None) -> None:
         time.sleep(0.2)
 
 
-def step_times(path: Path | None, start: int) -> StepTimes | None:
-    """Means of the decode steps written after byte ``start``; None without any.
+def step_times(path: Path | None, start: int, end: int | None = None) -> StepTimes | None:
+    """Means of the decode steps written after byte ``start``, up to ``end``; None without any.
 
     Raises:
         ValueError: a complete line is not a JSON object; names file and byte.
@@ -47,7 +47,8 @@ def step_times(path: Path | None, start: int) -> StepTimes | None:
         return None
     with path.open("rb") as trace:
         trace.seek(start)
-        lines = trace.read().split(b"\n")[:-1]  # the last piece is empty or half written
+        read = trace.read(-1 if end is None else end - start)
+        lines = read.split(b"\n")[:-1]  # the last piece is empty or half written
     rows = [_row(line, path, start) for line in lines if line.strip()]
     steps = [row for row in rows if row.get("n", 0) > 0 and not row.get("prefill", 0)]
     if not steps:

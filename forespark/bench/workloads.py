@@ -12,19 +12,51 @@ import json
 import logging
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
 STARTER = Path(__file__).resolve().parent.parent / "data" / "starter"
 FORMS = "conversations (ShareGPT), messages (OpenAI), prompt, turns or question"
-# Short names of the data stage whose rows have one of these forms; more as owner/dataset.
-HUB = {"sharegpt": "Aeala/ShareGPT_Vicuna_unfiltered"}
-_USER_ROLES = ("user", "human")
+USER_ROLES = ("user", "human")
+# Keys of a list of messages, of a message's role and of its text: OpenAI's, ShareGPT's.
+CHAT_FORMS = (("messages", "role", "content"), ("conversations", "from", "value"))
+Messages = tuple[tuple[str, str], ...]  # (role, content) each
+T = TypeVar("T")
+
+
+_BOXED = "{}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+_PROGRAM = "Write a Python program that solves this problem. Read from standard input.\n\n{}"
+
+
+@dataclass(frozen=True, slots=True)
+class HubSet:
+    """Where a named set of prompts lies on the hub, and how its prompts are made."""
+
+    path: str
+    config: str | None = None
+    split: str = "train"
+    field: str | None = None  # of the prompt; None: one of the forms above
+    instruction: str = "{}"  # the set's usual one
+    files: tuple[str, ...] = ()  # JSON lines of a set whose loader is a script
+
+
+# Other sets by owner/dataset, whose rows have one of the forms above.
+HUB = {
+    "sharegpt": HubSet("Aeala/ShareGPT_Vicuna_unfiltered"),
+    "gsm8k": HubSet("openai/gsm8k", "main", "test", "question", _BOXED),
+    "math500": HubSet("HuggingFaceH4/MATH-500", None, "test", "problem", _BOXED),
+    "aime25": HubSet("math-ai/aime25", None, "test", "problem", _BOXED),
+    "humaneval": HubSet("openai/openai_humaneval", None, "test", "prompt",
+                        "Complete this Python function.\n\n{}"),
+    "mbpp": HubSet("google-research-datasets/mbpp", "sanitized", "test", "prompt"),
+    "livecodebench": HubSet("livecodebench/code_generation_lite", None, "train",
+                            "question_content", _PROGRAM, ("test5.jsonl", "test6.jsonl")),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +64,7 @@ class Prompt:
     """One benchmark request."""
 
     id: str  # hash of the messages: the same text has the same id everywhere
-    messages: tuple[tuple[str, str], ...]  # (role, content); ends with the user turn
+    messages: Messages  # ends with the user turn
 
     def chat(self) -> list[dict[str, str]]:
         return [{"role": role, "content": content} for role, content in self.messages]
@@ -43,7 +75,7 @@ def load_prompts(sources: list[str], *, seed: int, limit: int | None = None) -> 
 
     Args:
         sources: ``starter:PART``, ``file:PATH`` (JSON lines, also ``.gz``) or ``hub:NAME``
-            (``sharegpt``, or ``owner/dataset``: its ``train`` split); a suffix
+            (of ``HUB``, or ``owner/dataset``: its ``train`` split); a suffix
             ``@CATEGORY`` takes only rows of this ``category`` (the form of Spec-Bench and
             SPEED-Bench), a last one ``#START:STOP`` only these rows of the file.
         seed: Order of the result; the same sources and seed give the same order.
@@ -55,17 +87,48 @@ def load_prompts(sources: list[str], *, seed: int, limit: int | None = None) -> 
     """
     found: dict[str, Prompt] = {}
     for source in sources:
-        prompts = list(_read_source(source))
-        if not prompts:
-            raise ValueError(f"{source}: no usable prompt; want rows with {FORMS}")
-        found.update((prompt.id, prompt) for prompt in prompts)
-    # Sorted first, so that the order of the sources does not matter.
-    ordered = sorted(found.values(), key=lambda prompt: prompt.id)
-    random.Random(seed).shuffle(ordered)
+        rows = parsed_rows(source, first_turn, f"no usable prompt; want rows with {FORMS}")
+        found.update((prompt.id, prompt) for prompt in map(prompt_of, rows))
+    ordered = shuffled(found, seed)
     return ordered if limit is None else ordered[:limit]
 
 
-def _read_source(source: str) -> Iterator[Prompt]:
+def prompt_of(messages: Messages) -> Prompt:
+    """The request of these messages."""
+    text = json.dumps(messages, ensure_ascii=False)
+    return Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], messages)
+
+
+def shuffled(found: dict[str, T], seed: int) -> list[T]:
+    """Values in an order that depends on keys and seed alone, not on that of the sources."""
+    ordered = [found[key] for key in sorted(found)]
+    random.Random(seed).shuffle(ordered)
+    return ordered
+
+
+def parsed_rows(source: str, parse: Callable[[Any], T | None], wanted: str) -> Iterator[T]:
+    """What ``parse`` makes of the rows of a source; rows it makes None of are counted.
+
+    Raises:
+        ValueError: as ``load_prompts``; with ``wanted`` when there is no usable row.
+    """
+    usable, unusable = 0, 0
+    for number, row in _rows(source):
+        parsed = parse(row)
+        if parsed is None:
+            unusable += 1
+            logger.debug("%s, row %d: not usable", source, number)
+            continue
+        usable += 1
+        yield parsed
+    if not usable:
+        raise ValueError(f"{source}: {wanted}")
+    if unusable:
+        logger.warning("%s: %d rows without what is wanted left out", source, unusable)
+
+
+def _rows(source: str) -> Iterator[tuple[int, Any]]:
+    """Numbered rows of a source, those of its category and between its limits."""
     cut = re.search(r"#(\d*):(\d*)$", source)
     start, stop = (int(n) if n else None for n in cut.groups()) if cut else (None, None)
     whole = source[: cut.start() if cut else None]
@@ -81,19 +144,9 @@ def _read_source(source: str) -> Iterator[Prompt]:
         raise ValueError(
             f"unknown prompt source {source!r}: want starter:PART, file:PATH or hub:NAME"
         )
-    unusable = 0
     for number, row in islice(rows, start, stop):
-        if of and not (isinstance(row, dict) and row.get("category") == of[1]):
-            continue
-        messages = first_turn(row)
-        if messages is None:
-            unusable += 1
-            logger.debug("%s, row %d: no user turn", source, number)
-            continue
-        text = json.dumps(messages, ensure_ascii=False)
-        yield Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], messages)
-    if unusable:
-        logger.warning("%s: %d rows without a usable user turn left out", source, unusable)
+        if not of or (isinstance(row, dict) and row.get("category") == of[1]):
+            yield number, row
 
 
 def _hub_rows(name: str) -> Iterator[tuple[int, Any]]:
@@ -103,14 +156,23 @@ def _hub_rows(name: str) -> Iterator[tuple[int, Any]]:
         )
     from datasets import load_dataset
 
-    path = HUB.get(name, name)
+    found = HUB.get(name, HubSet(name))
+    where: tuple[Any, ...] = (found.path, found.config)
+    files = None
+    if found.files:
+        where = ("json",)
+        files = [f"hf://datasets/{found.path}/{file}" for file in found.files]
     try:
-        yield from enumerate(load_dataset(path, split="train", streaming=True), start=1)
+        rows = load_dataset(*where, data_files=files, split=found.split, streaming=True)
+        for number, row in enumerate(rows, start=1):
+            if found.field is not None:
+                row = {"prompt": found.instruction.format(row[found.field])}
+            yield number, row
     except Exception as error:  # the hub's errors have no common class
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"hub:{name}: cannot read {path} ({cause}); check the network and HF_HUB_OFFLINE, "
-            "or give a JSON-lines copy as bench.prompts=[file:PATH]"
+            f"hub:{name}: cannot read {found.path} ({cause}); check the network and "
+            "HF_HUB_OFFLINE, or give a JSON-lines copy as file:PATH"
         ) from None
 
 
@@ -134,14 +196,11 @@ def _json(line: str, where: str) -> Any:
         raise ValueError(f"{where}: not JSON ({error})") from None
 
 
-def first_turn(row: Any) -> tuple[tuple[str, str], ...] | None:
+def first_turn(row: Any) -> Messages | None:
     """System message (if any) and first user turn of a row, or None."""
     if not isinstance(row, dict):
         return None
-    for key, role_key, text_key in (
-        ("messages", "role", "content"),
-        ("conversations", "from", "value"),
-    ):
+    for key, role_key, text_key in CHAT_FORMS:
         if isinstance(row.get(key), list):
             return _first_user_message(row[key], role_key, text_key)
     turns = row.get("turns")
@@ -153,9 +212,7 @@ def first_turn(row: Any) -> tuple[tuple[str, str], ...] | None:
     return (("user", text.strip()),) if isinstance(text, str) and text.strip() else None
 
 
-def _first_user_message(
-    items: list[Any], role_key: str, text_key: str
-) -> tuple[tuple[str, str], ...] | None:
+def _first_user_message(items: list[Any], role_key: str, text_key: str) -> Messages | None:
     head: list[tuple[str, str]] = []
     for item in items:
         if not isinstance(item, dict) or not isinstance(item.get(text_key), str):
@@ -163,6 +220,6 @@ def _first_user_message(
         role, text = item.get(role_key), item[text_key].strip()
         if role == "system" and text and not head:
             head.append(("system", text))
-        elif role in _USER_ROLES:
+        elif role in USER_ROLES:
             return (*head, ("user", text)) if text else None
     return None

@@ -26,6 +26,7 @@ from forespark.config.engine import (
     ServeConfig,
     TargetConfig,
 )
+from forespark.config.loops import SloConfig, StreamConfig
 from forespark.config.stages import (
     BENCHES,
     BenchConfig,
@@ -47,6 +48,8 @@ __all__ = [
     "DrafterConfig",
     "ScheduleConfig",
     "ServeConfig",
+    "SloConfig",
+    "StreamConfig",
     "TargetConfig",
     "TrainConfig",
     "check_stage",

@@ -15,6 +15,7 @@ from forespark.config.engine import (
     ServeConfig,
     TargetConfig,
 )
+from forespark.config.loops import SloConfig, StreamConfig
 from forespark.config.stages import (
     BenchConfig,
     CalibrateConfig,
@@ -36,6 +37,8 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    slo: SloConfig = field(default_factory=SloConfig)
     run_dir: str = MISSING  # where this target's stages read and write
     seed: int = 0
 
@@ -88,6 +91,11 @@ def check_stage(config: Config, stage: str) -> None:
     if config.calibrate.caps:
         loads = config.calibrate.cap_loads or config.calibrate.pre_loads
         sizes["calibrate"] = ("calibrate.cap_loads", loads)
+    stream = config.stream
+    if stage == "eval" and stream.loads:
+        most = target.max_num_seqs
+        fits = max(stream.loads) <= most
+        require(fits, "stream.loads", stream.loads, f"none above target.max_num_seqs, {most}")
     if stage in sizes:
         key, values = sizes[stage]
         most = target.max_num_seqs

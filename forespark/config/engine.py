@@ -67,12 +67,6 @@ class ArmConfig:
             (self.draft, self.verify),
             "none and none without a drafter, something else with one",
         )
-        require(
-            self.draft != "planned" or self.drafter == "forespark",
-            "arm.draft",
-            self.draft,
-            "full: only the forespark drafter has a pre-draft estimator to plan with",
-        )
         capped = "capped" in (self.draft, self.verify)
         require(
             not capped or (self.drafter == "forespark" and "full" in (self.draft, self.verify)),

@@ -12,7 +12,11 @@ from forespark.config.checks import (
     require_positive,
 )
 
-BENCHES = ("decode", "acceptance", "predictor", "scheduler", "oracle")  # what eval.py --bench knows
+# What eval.py --bench knows.
+BENCHES = (
+    "decode", "e2e", "mathcode", "slo", "breakdown", "acceptance", "motivation", "predictor",
+    "scheduler", "oracle",
+)  # fmt: skip
 
 
 @dataclass
@@ -21,7 +25,14 @@ class DataConfig:
 
     sources: list[str] = field(default_factory=lambda: ["starter"])
     # Prompts that must not be trained on (normalized and exact match), as sources.
-    exclude: list[str] = field(default_factory=lambda: ["starter:bench", "starter:calibration"])
+    exclude: list[str] = field(
+        default_factory=lambda: [
+            "starter:bench",
+            "starter:calibration",
+            "starter:conversations",
+            "starter:questions",
+        ]
+    )
     limit: int | None = None  # prompts in all; None means every one
     magpie_rows: int = 0  # user turns the target writes itself when "magpie" is a source
     magpie_temperature: float = 1.0

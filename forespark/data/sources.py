@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forespark.data.server import Endpoint
 
 STARTER_DIR = Path(__file__).resolve().parent / "starter"
-STARTER_PARTS = ("train", "calibration", "bench")
+STARTER_PARTS = ("train", "calibration", "bench", "conversations", "questions")
 KINDS = (
     "starter[:train|calibration|bench], magpie, file:PATH, hub:NAME (each may end in #START:STOP)"
 )

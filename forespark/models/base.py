@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from forespark.models.blocks import Row
+from forespark.models.blocks import Context, Row
+from forespark.models.estimators import PostDraftEstimator, PreDraftEstimator
 from forespark.models.losses import EPS, Metrics, position_weights
 
 
@@ -96,6 +97,21 @@ class Drafter(nn.Module):
     def num_speculative_tokens(self) -> int:
         raise NotImplementedError
 
+    @property
+    def heads(self) -> tuple[PreDraftEstimator, PostDraftEstimator] | None:
+        """Both estimators as serving reads them; None of a drafter without a pre-draft one."""
+        raise NotImplementedError
+
+    def pre_inputs(
+        self,
+        row: Row,
+        context: Context,
+        anchors: torch.Tensor,  # [A]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """c (context row at anchor - 1) and e (anchor embedding), both cut off, [A, H]."""
+        embedding = self.core.embed_tokens(row.input_ids[anchors])
+        return context.features[anchors - 1].detach(), embedding.detach()
+
     def _targets(
         self,
         row: Row,
@@ -124,6 +140,19 @@ class Drafter(nn.Module):
         """Position weight over the number of labelled positions, [P]."""
         decay = position_weights(mask.shape[1], self.options.position_decay)
         return decay.expand_as(mask)[mask] / (mask.sum() + EPS)
+
+
+def pre_draft_estimator(
+    core: nn.Module, num_speculative_tokens: int, rank: int, form: str
+) -> PreDraftEstimator:
+    """A fresh one for a drafter; the anchors' embeddings enter it with about unit variance."""
+    embedding = core.embed_tokens.weight
+    rms = embedding.detach().float().square().mean().sqrt()
+    scale = 1.0 / float(rms) if torch.isfinite(rms) and rms > 0 else 1.0
+    hidden = core.config.transformer_layer_config.hidden_size
+    return PreDraftEstimator(
+        num_speculative_tokens, hidden, embedding.shape[1], rank, form, scale
+    )
 
 
 def spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -33,8 +33,7 @@ def build_drafter(
     """A fresh drafter for a target checkpoint, its embeddings and head frozen copies.
 
     Raises:
-        ValueError: the name is unknown, DSpark shall be directional, or the target cannot be
-            read.
+        ValueError: the name is unknown, or the target cannot be read.
     """
     from speculators.models.dflash2 import DFlash2DraftModel
     from speculators.models.dspark import DSparkDraftModel
@@ -43,8 +42,6 @@ def build_drafter(
 
     if name not in ("forespark", "dspark"):
         raise ValueError(f"drafter: got {name!r}, want forespark or dspark")
-    if directional and name == "dspark":
-        raise ValueError("drafter.directional: got true for dspark, only forespark drafters can be")
     try:
         shape = create_transformer_layer_config(
             target_model, num_layers, "qwen3", None, 2048, list(range(num_layers))
@@ -64,10 +61,16 @@ def build_drafter(
     }
     torch.manual_seed(seed)
     if name == "dspark":
+        if directional:
+            # vLLM's own field for causal blocks; and with the anchor as a slot of its own a
+            # block of d drafts is laid out as DFlash 2's.
+            shape.is_causal = True
         core = DSparkDraftModel.from_training_args(
-            shape, block_size=num_speculative_tokens, markov_rank=selector_rank, **arguments
-        )
-        return DSparkDrafter(_started(core, init, target_model), options)
+            shape, block_size=num_speculative_tokens + directional, markov_rank=selector_rank,
+            sample_from_anchor=not directional, **arguments,
+        )  # fmt: skip
+        core = _started(core, init, target_model)
+        return DSparkDrafter(core, options, estimator_rank if directional else None)
     core = DFlash2DraftModel.from_training_args(
         shape, block_size=num_speculative_tokens + 1, selector_rank=selector_rank,
         # vLLM makes the attention of every draft layer causal by this field's opposite.

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from forespark.models.base import Drafter, LossOptions, LossRows, length_metrics, spread
+from forespark.models.base import (
+    Drafter,
+    LossOptions,
+    LossRows,
+    length_metrics,
+    pre_draft_estimator,
+    spread,
+)
 from forespark.models.blocks import Context, Row, draft_hidden, label_mask
 from forespark.models.estimators import PostDraftEstimator, PreDraftEstimator
 from forespark.models.losses import (
@@ -77,17 +84,16 @@ class ForeSparkDrafter(Drafter):
         self.directional = directional
         form = "row" if directional else "triangle"
         hidden = core.config.transformer_layer_config.hidden_size
-        embedding = core.embed_tokens.weight
-        rms = embedding.detach().float().square().mean().sqrt()
-        scale = 1.0 / float(rms) if torch.isfinite(rms) and rms > 0 else 1.0
-        self.pre = PreDraftEstimator(
-            self.num_speculative_tokens, hidden, embedding.shape[1], estimator_rank, form, scale
-        )
+        self.pre = pre_draft_estimator(core, self.num_speculative_tokens, estimator_rank, form)
         self.post = PostDraftEstimator(hidden, core.config.selector_rank)
 
     @property
     def num_speculative_tokens(self) -> int:
         return self.core.config.block_size - 1
+
+    @property
+    def heads(self) -> tuple[PreDraftEstimator, PostDraftEstimator]:
+        return self.pre, self.post
 
     def draft(
         self,
@@ -208,16 +214,6 @@ class ForeSparkDrafter(Drafter):
             alpha, accepted = self.acceptance(row, context, anchors, length, rows)
         z = self.pre(*self.pre_inputs(row, context, anchors))
         return pre_draft_loss(self.pre.row(z, length), alpha, mask, accepted)
-
-    def pre_inputs(
-        self,
-        row: Row,
-        context: Context,
-        anchors: torch.Tensor,  # [A]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """c (context row at anchor - 1) and e (anchor embedding), both cut off, [A, H]."""
-        embedding = self.core.embed_tokens(row.input_ids[anchors])
-        return context.features[anchors - 1].detach(), embedding.detach()
 
     def acceptance(
         self,

@@ -71,15 +71,17 @@ def calibration_key(config: Config, name: str, digest: str | None = None) -> dic
     }
 
 
-def latency_key(config: Config, digest: str | None = None) -> dict[str, Any]:
+def latency_key(
+    config: Config, digest: str | None = None, name: str = "forespark"
+) -> dict[str, Any]:
     """What latency tables are valid for (LATENCY_KEY of ``fore_d.costs``).
 
     Args:
-        digest: of the drafter's weights; None looks the drafter up.
+        digest: of the drafter's weights; None looks the drafter ``name`` up.
     """
     return {
         "target": config.target.name,
-        "drafter_sha256": digest or drafter_sha256(drafter_dir(config, "forespark")),
+        "drafter_sha256": digest or drafter_sha256(drafter_dir(config, name)),
         "device": record.device_name(),
         "tensor_parallel_size": config.target.tensor_parallel_size,
         "K": config.drafter.num_speculative_tokens,
@@ -119,15 +121,15 @@ def _check_drafter(config: Config, drafter: Path, name: str) -> None:
     settings = _read_object(drafter / "config.json")
     block = settings.get("block_size")
     if isinstance(block, int):
-        # DFlash 2's block holds the anchor too, DSpark's does not.
-        limit = block if name == "dspark" else block - 1
+        # DFlash 2's block holds the anchor too, DSpark's does not unless it is directional.
+        limit = block if settings.get("sample_from_anchor", False) else block - 1
         if config.drafter.num_speculative_tokens > limit:
             raise ValueError(
                 f"drafter.num_speculative_tokens: got K={config.drafter.num_speculative_tokens}, "
                 f"but {drafter} was trained for at most {limit} draft tokens a block"
             )
     heads = drafter / HEADS / "heads.json"
-    if name == "forespark" and heads.is_file():
+    if heads.is_file():
         made_for = _read_object(heads).get("target")
         if made_for != config.target.name:
             raise ValueError(
@@ -139,6 +141,11 @@ def _check_drafter(config: Config, drafter: Path, name: str) -> None:
 def calibration_name(drafter: str) -> str:
     """File name of a drafter's calibration in a run folder."""
     return "calibration.json" if drafter == "forespark" else f"calibration-{drafter}.json"
+
+
+def latency_name(drafter: str) -> str:
+    """File name of the latency tables of a drafter in a run folder."""
+    return "latency.json" if drafter == "forespark" else f"latency-{drafter}.json"
 
 
 def _calibration(config: Config, drafter: Path, digest: str, name: str) -> Path:
@@ -194,6 +201,8 @@ def _heads(config: Config, drafter: Path, digest: str) -> Path:
     """Folder of the estimators that were trained with exactly these weights."""
     folder = drafter / HEADS
     command = f"`python train.py --target {config.target.name}`"
+    if config.arm.drafter == "dspark":  # the usual one has no pre-draft estimator
+        command = command[:-1] + " --drafter dspark drafter.directional=true`"
     for name in ("heads.safetensors", "heads.json"):
         if not (folder / name).is_file():
             raise ValueError(f"no estimator heads of {drafter} in {folder / name}: run {command}")
@@ -223,9 +232,9 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
     digest = drafter_sha256(drafter)
     length, K = config.serve.force_length, config.drafter.num_speculative_tokens
     forced = length is not None
-    if forced and arm.drafter != "forespark":
+    if forced and arm.drafter == "dspark" and arm.draft != "planned":
         raise ValueError(
-            "serve.force_length: only the forespark drafter drafts other lengths than K"
+            "serve.force_length: this arm always drafts K tokens; planning arms draft others"
         )
     if length is not None and length > K:
         raise ValueError(f"serve.force_length: got {length}, want at most K={K}")
@@ -248,15 +257,16 @@ def resolve(config: Config, *, tables: bool = True, calibration: bool = True) ->
     fitted = _calibration(config, drafter, digest, arm.drafter) if calibration else None
     if fitted is not None:
         _check_calibration(config, fitted, digest, arm.drafter)
-    if arm.drafter == "dspark":
+    if arm.drafter == "dspark" and arm.draft != "planned":
         return Artifacts(drafter=drafter, drafter_sha256=digest, calibration=fitted)
     heads = _heads(config, drafter, digest)
-    latency = Path(config.run_dir) / "latency.json" if tables else None
+    latency = Path(config.run_dir) / latency_name(arm.drafter) if tables else None
     if latency is not None:
         if not latency.is_file():
+            flag = "" if arm.drafter == "forespark" else f" --drafter {arm.drafter}"
             raise ValueError(
                 f"no latency tables in {latency}: run `python curves.py --target "
-                f"{config.target.name}`"
+                f"{config.target.name}{flag}`"
             )
         _check_latency(config, latency, digest)
     return Artifacts(drafter, digest, heads, fitted, latency)

@@ -39,10 +39,12 @@ def collect_traces(
         ValueError: no usable prompt, or the drafter or its heads are missing.
     """
     K, drafter = config.drafter.num_speculative_tokens, config.arm.drafter
-    ours = drafter == "forespark"
+    form = _form(config)
+    ours = drafter == "forespark" or form is not None  # of this or that length, as planned
     key = calibration_key(config, drafter)
     if lengths is None:
-        lengths = range(1, K + 1) if ours and _form(config) == "triangle" else [K]
+        # Without heads our engine refuses to start, and says how to make them.
+        lengths = range(1, K + 1) if form == "triangle" else [K]
     paths = {d: folder / f"{drafter}-d{d}.jsonl" for d in lengths}
     missing = [d for d in lengths if not _is_done(paths[d], key)]
     if missing:
@@ -82,11 +84,10 @@ def full_blocks(
     return {**paths, "bench": own}, key, files.calibration
 
 
-def _form(config: Config) -> str:
-    """Form of the pre-draft estimator, before an engine has read it."""
-    meta = drafter_dir(config, "forespark") / HEADS / "heads.json"
-    # Without heads the engine refuses to start, and says how to make them.
-    return str(record.read_json(meta)["form"]) if meta.is_file() else "triangle"
+def _form(config: Config) -> str | None:
+    """Form of the pre-draft estimator, before an engine has read it; None without one."""
+    meta = drafter_dir(config, config.arm.drafter) / HEADS / "heads.json"
+    return str(record.read_json(meta)["form"]) if meta.is_file() else None
 
 
 def _prepare(config: Config, ours: bool) -> None:

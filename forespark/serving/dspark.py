@@ -1,8 +1,12 @@
-"""DSpark as a fair baseline: its confidence head, calibrated as ours is.
+"""DSpark as a fair baseline, and under work-conserving speculation.
 
 Stock vLLM ranks and prices DSpark's drafts by raw confidences. The paper calibrates them
 with per-position temperatures like ForeSpark's (Appendix B), which vLLM has no place for,
 so the temperatures are applied where the budget manager receives the confidences.
+
+A directional DSpark, whose blocks are causal and laid out as DFlash 2's, is also served with
+planned lengths (Appendix G): the pre-draft estimator has one row, and the confidence head is
+the post-draft estimator.
 """
 
 from __future__ import annotations
@@ -12,7 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
+from forespark.serving import packed
+from forespark.serving.planned import Chosen, PlannedDrafting
+from forespark.serving.proposal import Proposal
 from forespark.serving.wrap import wrap
 
 
@@ -38,3 +46,53 @@ def verify_everything(manager: Any) -> None:
     """Make a stock manager verify all drafts: steps of any size cost the same."""
     draft, verify = manager.cost_tables
     manager.cost_tables = (np.zeros_like(draft), np.ones_like(verify))
+
+
+class PlannedDSpark(PlannedDrafting, DSparkSpeculator):
+    """DSpark's Markov walk over packed blocks of planned lengths."""
+
+    _speculator_name = "DSpark with planned lengths"
+
+    def load_model(self, target_model: torch.nn.Module) -> None:
+        super().load_model(target_model)
+        # A block is laid out as DFlash 2's: the anchor in a slot of its own.
+        assert not self.sample_from_anchor, "a directional DSpark does not sample from its anchor"
+        assert all(self.model.get_draft_attn_causal()), "a directional DSpark has causal blocks"
+
+    def choose(
+        self,
+        hidden: torch.Tensor,  # [M, d_h] of the draft positions
+        input_batch: Any,
+        anchors: packed.Anchors,
+        blocks: packed.Blocks,
+        proposal: Proposal,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+    ) -> Chosen:
+        """Left to right, all requests side by side: each token biases the next one's logits.
+
+        vLLM's own sampler draws, and stores what it drew from. Temperatures and seeds are in
+        its buffers already.
+        """
+        logits = self.model.compute_draft_logits(hidden)  # [M, V]
+        slots = input_batch.idx_mapping
+        tokens = torch.zeros(hidden.shape[0], dtype=torch.int64, device=hidden.device)
+        embeddings = torch.zeros(
+            hidden.shape[0], self.estimators.post.w.numel() - hidden.shape[1],
+            dtype=torch.float32, device=hidden.device,
+        )  # fmt: skip
+        first = torch.cumsum(proposal.lengths, 0) - proposal.lengths
+        previous = anchors.token.clone()
+        for step in range(int(proposal.lengths_host.max())):
+            live = torch.from_numpy(np.flatnonzero(proposal.lengths_host > step)).to(hidden.device)
+            rows = first[live] + step
+            embedding = self.model.markov_embed(previous[live])
+            biased = logits[rows] + self.model.markov_bias(embedding)
+            position = anchors.position[live] + 2 + step  # of the token that is drawn
+            drawn = self._sample_logits(biased, slots[live], position, step).to(torch.int64)
+            tokens[rows], embeddings[rows] = drawn, embedding.float()
+            previous[live] = drawn
+        return Chosen(tokens, self.estimators.post(hidden.float(), embeddings), ())
+
+    def keep_distribution(self, input_batch: Any, blocks: packed.Blocks, chosen: Chosen) -> None:
+        """Nothing: the sampler did it."""

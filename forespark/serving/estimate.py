@@ -97,7 +97,7 @@ class Estimators:
         """Take the tensors of the loaded drafter that both estimators read."""
         inner: Any = drafter.model
         self._norm = (inner._hidden_norm_weight.float(), float(inner._rms_norm_eps))
-        self._selector = inner.candidate_selector
+        self._selector = getattr(inner, "candidate_selector", None)  # DFlash 2's
 
     def before_draft(
         self,

@@ -85,6 +85,8 @@ def _cap_ranges(config: Config, artifacts: Artifacts) -> list[list[int]] | None:
 def planned(config: Config) -> bool:
     """True when our own speculator and budget manager serve the arm."""
     arm = config.arm
+    if arm.drafter == "dspark":
+        return arm.draft == "planned"
     stock = arm.draft == "full" and arm.verify in ("full", "capped")
     return arm.drafter == "forespark" and not (stock and config.serve.force_length is None)
 
@@ -115,7 +117,8 @@ def forespark_settings(config: Config, artifacts: Artifacts) -> dict[str, Any]:
         "latency_key": None,
         "theta": None,
     }
-    if config.arm.drafter == "dspark" and artifacts.calibration is not None:
+    stock = config.arm.drafter == "dspark" and not planned(config)
+    if stock and artifacts.calibration is not None:
         # Stock code serves this arm: it gets plain numbers, not files.
         wanted = calibration_key(config, "dspark", artifacts.drafter_sha256)
         path = artifacts.calibration

@@ -43,7 +43,7 @@ def profile_steps(config: Config, path: Path, limit: int | None = None) -> None:
             f"curves: points {wrong} (batch, drafts) are outside max_num_seqs="
             f"{config.target.max_num_seqs} and K={K}; change curves.batch_sizes"
         )
-    key = latency_key(config)
+    key = latency_key(config, name=config.arm.drafter)
     done = _done(path, key)
     todo = [point for point in points if point not in done]
     if not todo:

@@ -51,6 +51,10 @@ def _init_speculator(original: Callable[..., Any], vllm_config: Any, device: Any
     settings = settings_of(vllm_config)
     if settings is None or not settings["planned"]:
         return original(vllm_config, device)
+    if settings["drafter"] == "dspark":
+        from forespark.serving.dspark import PlannedDSpark
+
+        return PlannedDSpark(vllm_config, device)
     from forespark.serving.speculator import ForeSparkSpeculator
 
     return ForeSparkSpeculator(vllm_config, device)
@@ -63,10 +67,10 @@ def _initialize_kv_cache(original: Callable[..., None], runner: Any, *args: Any,
     if settings is None or kwargs.get("is_profiling"):
         return
     from forespark.serving.meter import StepMeter
-    from forespark.serving.speculator import ForeSparkSpeculator
+    from forespark.serving.planned import PlannedDrafting
 
     speculator = runner.speculator
-    if isinstance(speculator, ForeSparkSpeculator):
+    if isinstance(speculator, PlannedDrafting):
         from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
         from forespark.serving.manager import BudgetManager

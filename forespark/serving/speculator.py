@@ -1,332 +1,56 @@
-"""ForeSpark's speculator: estimate, split, draft blocks of different lengths, score them.
-
-One ``propose`` does the first three stages of work-conserving speculation (paper,
-Section 4) after a verification pass: pre-draft scores from the context feature of the
-last accepted token and the anchor's embedding; the host's total split over requests; one
-packed drafter pass over ``sum(d_i + 1)`` tokens with the selector walk and the post-draft
-confidence. The fourth stage, spending B, is the budget manager's.
-
-The drafter, its context K/V and the target are vLLM's own; only the layout of the query
-batch differs from stock DFlash 2. A prefilling request drafts nothing; a step that drafts
-nothing skips the drafter's forward pass but still writes its context K/V.
-"""
+"""ForeSpark's speculator: DFlash 2 with planned, variable draft lengths."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from vllm.config import VllmConfig
-from vllm.config.compilation import CUDAGraphMode
-from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
-from forespark import record
-from forespark.fore_d.split import split
-from forespark.fore_d.survival import post_survival
 from forespark.serving import packed
-from forespark.serving.conv import BlockOffsets, use_packed_conv
-from forespark.serving.estimate import Estimators
-from forespark.serving.exhaustive import ExhaustivePlanner
-from forespark.serving.planner import Planner
-from forespark.serving.proposal import Proposal, Scored
-from forespark.serving.ranks import Ranks, check_parallel
+from forespark.serving.conv import use_packed_conv
+from forespark.serving.planned import Chosen, PlannedDrafting
+from forespark.serving.proposal import Proposal
 
 
-class ForeSparkSpeculator(DFlash2Speculator):
-    """DFlash 2 with planned, variable draft lengths.
-
-    Attributes:
-        planner: host totals; also holds the forced length of calibration runs.
-        manager: the budget manager, attached once vLLM has built its request states.
-        ranks: the tensor-parallel ranks, which hold rank 0's scores and drafts.
-        last: the newest proposal (for traces); None before the first.
-    """
+class ForeSparkSpeculator(PlannedDrafting, DFlash2Speculator):
+    """DFlash 2's grouped convolution and selector walk over packed blocks."""
 
     _speculator_name = "ForeSpark"
-
-    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        super().__init__(vllm_config, device)
-        settings = vllm_config.additional_config["forespark"]
-        check_parallel(vllm_config.parallel_config, settings["arm"])
-        self.ranks = Ranks.of_engine()
-        # Our own post-draft estimator grades drafts; vLLM's online one stays off.
-        self.use_acceptance_estimator = False
-        self.settings = settings
-        self.estimators = Estimators.load(
-            Path(settings["heads"]),
-            settings,
-            self.num_speculative_steps,
-            device,
-            engine_key(vllm_config),
-            self.ranks,
-        )
-        searches = settings["search"] == "exhaustive"
-        self.planner = (ExhaustivePlanner if searches else Planner)(
-            self.max_num_reqs,
-            self.num_speculative_steps,
-            self.estimators.costs,
-            settings,
-            device,
-            lockstep=self.ranks.size > 1,
-        )
-        # Splitting on a GPU needs lengths that never reach the host, and so
-        # graphs per token bucket; until those exist the host splits there.
-        self.host_split = settings["split"] == "host" or device.type != "cpu" or searches
-        self.online = self.estimators.follow(settings["recalibrate"], self.max_num_reqs)
-        # Full blocks need no pre-draft estimate, unless somebody shall look at it.
-        looked_at = bool(settings["trace_detail"]) or self.online is not None
-        self.estimates_first = settings["draft"] == "planned" or looked_at
-        self.offsets = BlockOffsets(self.max_num_tokens, device)
-        self.manager: Any = None
-        self.last: Proposal | None = None
-
-    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """No graphs: a packed batch has another shape in every step."""
-        super().init_cudagraph_manager(CUDAGraphMode.NONE)
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         super().load_model(target_model)
         found = use_packed_conv(self.model, self.offsets)
         assert found > 0, "a DFlash 2 drafter has grouped convolutions"
-        self.estimators.attach(self.model, self.dtype)
 
-    @torch.inference_mode()
-    def propose(
+    def choose(
         self,
-        input_batch: Any,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: torch.Tensor,
-        aux_hidden_states: list[torch.Tensor] | None,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        last_sampled: torch.Tensor,
-        next_prefill_tokens: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        dp_sync: Any = None,
-        dummy_run: bool = False,
-        skip_attn_for_dummy_run: bool = False,
-        mm_inputs: Any = None,
-        is_profile: bool = False,
-    ) -> torch.Tensor:
-        """Draft for every request that sampled. Returns tokens [R, K], 0 past each d_i."""
-        if dummy_run:
-            block = self.num_query_per_req
-            self.offsets.set_uniform(min(input_batch.num_reqs * block, self.max_num_tokens), block)
-            return super().propose(
-                input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states,
-                num_sampled, num_rejected, last_sampled, next_prefill_tokens, temperature, seeds,
-                dp_sync=dp_sync, dummy_run=True, skip_attn_for_dummy_run=skip_attn_for_dummy_run,
-                mm_inputs=mm_inputs, is_profile=is_profile,
-            )  # fmt: skip
-        assert aux_hidden_states, "DFlash 2 reads the target's captured layers"
-        num_tokens = input_batch.num_tokens
-        context = self.model.combine_hidden_states(torch.cat(aux_hidden_states, dim=-1))
-        context = context[:num_tokens]
-        anchors = packed.find_anchors(
-            input_batch.query_start_loc[: input_batch.num_reqs + 1],
-            input_batch.positions,
-            input_batch.idx_mapping,
-            num_sampled,
-            num_rejected,
-            last_sampled,
-            next_prefill_tokens,
-        )
-        self._store_context(input_batch, context, num_rejected)
-        slots = input_batch.idx_mapping.to(torch.int64)
-        if self.online is not None:
-            self.online.learn(slots, num_sampled, num_rejected)
-        proposal = self._plan_lengths(input_batch, context, anchors)
-        if proposal.num_drafts > 0:
-            self._draft(input_batch, anchors, proposal, temperature, seeds)
-        self.last = proposal
-        if self.online is not None:
-            assert proposal.scored is not None, "a refit needs the estimate of every step"
-            read = self.estimators.read(proposal.scored.logits)
-            self.online.remember(slots, proposal.lengths, read, proposal.post_logits)
-        self.manager.record_drafts(
-            input_batch.idx_mapping,
-            input_batch.idx_mapping_np,
-            proposal.lengths,
-            proposal.lengths_host,
-            proposal.survival,
-        )
-        return proposal.tokens
-
-    def _store_context(
-        self, input_batch: Any, context: torch.Tensor, num_rejected: torch.Tensor
-    ) -> None:
-        """Write the drafter's context K/V of the target's new tokens, per cache group."""
-        num_reqs, num_tokens = input_batch.num_reqs, context.shape[0]
-        positions = input_batch.positions[:num_tokens]
-        slots = [
-            packed.context_slots(
-                input_batch.query_start_loc[: num_reqs + 1],
-                positions,
-                num_rejected,
-                self.block_tables.input_block_tables[group][:num_reqs],
-                self.block_tables.kernel_block_sizes[group],
-            )
-            for group in self.draft_kv_cache_group_ids
-        ]
-        layers = self._layer_group_idx
-        per_layer = slots[0] if layers is None else [slots[index] for index in layers]
-        self.model.precompute_and_store_context_kv(context, positions, per_layer)
-
-    def _plan_lengths(
-        self, input_batch: Any, context: torch.Tensor, anchors: packed.Anchors
-    ) -> Proposal:
-        """Score every request, publish the scores to the host, split the planned total."""
-        slots = input_batch.idx_mapping_np
-        count = input_batch.num_reqs
-        samples = (
-            input_batch.num_computed_tokens_np[:count] + input_batch.num_scheduled_tokens[:count]
-            >= input_batch.prefill_len_np[:count]
-        )
-        scored = None
-        if self.estimates_first:
-            scored = self.estimators.before_draft(context[anchors.row], self._embed(anchors.token))
-            self.ranks.share(scored.scores)
-            self.planner.scores.send(slots, scored.scores)
-            if isinstance(self.planner, ExhaustivePlanner):
-                self.planner.publish(slots, scored.logits, self.estimators)
-        room = self.max_model_len - 2 - input_batch.seq_lens_cpu_upper_bound[:count].numpy()
-        limits = np.where(samples, np.clip(room, 0, self.num_speculative_steps), 0)
-        # Requests still prefilling bring about as many prompt tokens to the next step.
-        prefill = int(input_batch.num_scheduled_tokens[:count][~samples].sum())
-        total = self.planner.draft_lengths_total(slots, samples, prefill)
-        if self.planner.same_length is not None:
-            lengths_host = np.minimum(limits, self.planner.same_length)
-        elif self.host_split:
-            lengths_host = self.planner.split_on_host(slots, limits, total)
-        else:
-            assert scored is not None, "a plan is made from estimates"
-            lengths_host = self._split(scored, total, limits)
-        lengths_host = lengths_host.astype(np.int64)
-        lengths = async_tensor_h2d(lengths_host, device=context.device)
-        proposal = Proposal.empty(
-            lengths, lengths_host, self.num_speculative_steps, scored, self.estimators.pre.form
-        )
-        counters = self.planner.counters
-        counters.drafted, counters.drafter_tokens = proposal.num_drafts, proposal.num_tokens
-        if scored is not None:
-            self._count_bad(scored.bad)
-        return proposal
-
-    def _split(self, scored: Scored, total: int, limits: np.ndarray) -> np.ndarray:
-        """[R] draft lengths of the planned total, ranked by this step's scores."""
-        scores = self.planner.floors.favour(scored.scores)
-        return split(scores, total, torch.from_numpy(limits)).numpy()
-
-    def _count_bad(self, bad: torch.Tensor) -> None:
-        if bad.device.type == "cpu":  # elsewhere counting them would wait for the device
-            self.planner.counters.bad_estimates += int(bad.sum())
-
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Raw target embeddings e of the anchors, before any drafter input scale."""
-        return self.model.model.embed_tokens(tokens)
-
-    def _draft(
-        self,
+        hidden: torch.Tensor,  # [M, d_h] of the draft positions
         input_batch: Any,
         anchors: packed.Anchors,
+        blocks: packed.Blocks,
         proposal: Proposal,
-        temperature: torch.Tensor,
+        temperature: torch.Tensor,  # by request slot
         seeds: torch.Tensor,
-    ) -> None:
-        """One packed drafter pass; fills the proposal's tokens and survival."""
-        blocks, slot_mappings, metadata = self._prepare_queries(input_batch, anchors, proposal)
-        self.temperature.copy_(temperature)
-        self.seeds.copy_(seeds)
-        hidden = self._run_model(proposal.num_tokens, metadata, slot_mappings, None)
-        hidden = hidden[blocks.draft_token]
+    ) -> Chosen:
+        """Selector walk over each position's candidates."""
         candidate_ids, unary = self.model.compute_candidates(hidden)
         slots = input_batch.idx_mapping.to(torch.int64)
-        chosen, logits = self.estimators.walk(
+        sampled = self.draft_logits is not None
+        walked, logits = self.estimators.walk(
             hidden, candidate_ids, unary, anchors, blocks, proposal, temperature[slots],
-            seeds[slots] if self.draft_logits is not None else None,
+            seeds[slots] if sampled else None,
         )  # fmt: skip
-        proposal.post_logits[blocks.draft_request, blocks.draft_step] = logits
-        proposal.survival, bad = post_survival(
-            proposal.post_logits, self.estimators.theta, proposal.lengths
-        )
-        self._count_bad(bad)
-        # Rejection sampling compares a drawn token with the distribution it came from.
-        drawn = () if self.draft_logits is None else (candidate_ids, chosen.scores)
-        self.ranks.share(chosen.tokens, proposal.survival, *drawn)
-        proposal.tokens[blocks.draft_request, blocks.draft_step] = chosen.tokens
-        if self.draft_logits is not None:
-            # Only the candidates' columns of a row are finite: take the old ones back first.
-            slot, step = slots[blocks.draft_request], blocks.draft_step
-            rows = (slot[:, None], step[:, None])
-            self.draft_logits[(*rows, self._cached_candidate_ids[slot, step])] = -torch.inf
-            self.draft_logits[(*rows, candidate_ids)] = chosen.scores
-            self._cached_candidate_ids[slot, step] = candidate_ids
+        return Chosen(walked.tokens, logits, (candidate_ids, walked.scores) if sampled else ())
 
-    def _prepare_queries(
-        self, input_batch: Any, anchors: packed.Anchors, proposal: Proposal
-    ) -> tuple[packed.Blocks, dict[str, torch.Tensor], dict[str, Any] | None]:
-        """Fill the query buffers; lay out blocks, slot mappings and attention metadata."""
-        num_reqs, num_tokens = input_batch.num_reqs, proposal.num_tokens
-        blocks = packed.prepare_queries(
-            proposal.lengths, anchors, num_tokens, proposal.num_drafts,
-            self.num_speculative_steps, self._query_buffers(), self._cache_groups(num_reqs),
-        )  # fmt: skip
-        self.draft_max_seq_len = min(
-            int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max()) + self.num_query_per_req,
-            self.max_model_len,
-        )
-        starts = np.zeros(num_reqs + 1, dtype=np.int32)
-        np.cumsum(proposal.widths, out=starts[1:])
-        metadata = self._build_attn_metadata(
-            num_reqs=num_reqs,
-            batch_desc=BatchExecutionDescriptor(
-                cg_mode=CUDAGraphMode.NONE, num_tokens=num_tokens, num_reqs=num_reqs
-            ),
-            query_start_loc_np=starts,
-            seq_lens_cpu_upper_bound=input_batch.seq_lens_cpu_upper_bound,
-            step=self.num_query_per_req,
-            causal=self._group_causal,
-        )
-        mappings = build_slot_mappings_by_layer(
-            self.block_tables.slot_mappings[:, :num_tokens], self.kv_cache_config
-        )
-        return blocks, mappings, metadata
-
-    def _query_buffers(self) -> packed.QueryBuffers:
-        buffers = self.input_buffers
-        return packed.QueryBuffers(
-            buffers.input_ids, buffers.positions, buffers.query_start_loc, buffers.seq_lens,
-            self.offsets.rows, self.parallel_drafting_token_id, self.max_model_len,
-        )  # fmt: skip
-
-    def _cache_groups(self, num_reqs: int) -> list[packed.CacheGroup]:
-        tables = self.block_tables
-        return [
-            packed.CacheGroup(
-                tables.input_block_tables[group][:num_reqs],
-                tables.kernel_block_sizes[group],
-                tables.slot_mappings[group],
-            )
-            for group in self.draft_kv_cache_group_ids
-        ]
-
-
-def engine_key(vllm_config: VllmConfig) -> dict[str, Any]:
-    """LATENCY_KEY fields that the running engine decides."""
-    key: dict[str, Any] = {
-        "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
-        "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
-    }
-    if vllm_config.device_config.device_type != "cpu":
-        # On a CPU the launcher knows the cores; a worker's threads are bound to one each.
-        key["device"] = record.device_name()
-    dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
-    stated = (vllm_config.additional_config["forespark"]["latency_key"] or {}).get("dtype")
-    return key if stated == "auto" else {**key, "dtype": dtype}
+    def keep_distribution(self, input_batch: Any, blocks: packed.Blocks, chosen: Chosen) -> None:
+        """Only the candidates' columns of a row are finite: the old ones are taken back first."""
+        if self.draft_logits is None:
+            return
+        candidate_ids, scores = chosen.drawn_from
+        slot = input_batch.idx_mapping.to(torch.int64)[blocks.draft_request]
+        step = blocks.draft_step
+        rows = (slot[:, None], step[:, None])
+        self.draft_logits[(*rows, self._cached_candidate_ids[slot, step])] = -torch.inf
+        self.draft_logits[(*rows, candidate_ids)] = scores
+        self._cached_candidate_ids[slot, step] = candidate_ids

@@ -30,8 +30,8 @@ def read_weights(model: ForeSparkDrafter | DSparkDrafter, folder: Path) -> bool:
     The fusion of a checkpoint reads unscaled states, so ``input_scale`` must still be one.
 
     Returns:
-        Whether estimators lay there (always false for DSpark, whose confidence head is in
-        the checkpoint).
+        Whether estimators lay there (never those of a DSpark without a pre-draft one, whose
+        confidence head is in the checkpoint).
 
     Raises:
         ValueError: no such checkpoint, a damaged one, or one of another kind or shape.
@@ -51,7 +51,7 @@ def read_weights(model: ForeSparkDrafter | DSparkDrafter, folder: Path) -> bool:
     if lost or unexpected:
         raise ValueError(f"{weights}: not such a drafter ({[*lost, *unexpected][:3]} differ)")
     heads = Path(folder) / "forespark"
-    if not isinstance(model, ForeSparkDrafter) or not (heads / META_FILE).exists():
+    if model.pre is None or not (heads / META_FILE).exists():
         return False
     pre, post, meta = load_heads(heads, drafter=weights)
     own = heads_meta(model, meta.target, meta.drafter_sha256, {})
@@ -60,23 +60,30 @@ def read_weights(model: ForeSparkDrafter | DSparkDrafter, folder: Path) -> bool:
     with torch.no_grad():
         pre.w_e.weight.div_(model.pre.embed_scale)  # folded in by the export
     model.pre.load_state_dict(pre.state_dict())
-    model.post.load_state_dict(post.state_dict())
+    if isinstance(model, ForeSparkDrafter):  # DSpark's came with the checkpoint
+        model.post.load_state_dict(post.state_dict())
     return True
 
 
 def heads_meta(
-    model: ForeSparkDrafter, target: str, drafter_sha256: str, made: dict[str, Any]
+    model: ForeSparkDrafter | DSparkDrafter,
+    target: str,
+    drafter_sha256: str,
+    made: dict[str, Any],
 ) -> HeadsMeta:
     """What ``heads.json`` says of a drafter's estimators."""
     config = model.core.config
+    assert model.heads is not None
+    pre, post = model.heads
+    hidden = config.transformer_layer_config.hidden_size
     return HeadsMeta(
         target=target,
         num_speculative_tokens=model.num_speculative_tokens,
-        hidden_size=config.transformer_layer_config.hidden_size,
+        hidden_size=hidden,
         embed_size=model.core.embed_tokens.weight.shape[1],
-        rank=model.pre.w_c.out_features,
-        selector_rank=config.selector_rank,
-        form=model.pre.form,
+        rank=pre.w_c.out_features,
+        selector_rank=post.w.numel() - hidden,
+        form=pre.form,
         drafter_sha256=drafter_sha256,
         provenance=made,
     )
@@ -109,9 +116,9 @@ def export_drafter(
     core.save_pretrained(temporary, state_dict=kept)
     _tidy_config(temporary)
     made = {"provenance": provenance(), **(info or {})}
-    if isinstance(model, ForeSparkDrafter):
+    if model.heads is not None:
         meta = heads_meta(model, target, file_sha256(temporary / "model.safetensors"), made)
-        save_heads(temporary / "forespark", model.pre, model.post, meta)
+        save_heads(temporary / "forespark", *model.heads, meta)
     write_json(temporary / "training.json", made)
     old = out.with_name(f".{out.name}.{os.getpid()}.old")
     if out.exists():

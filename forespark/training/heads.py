@@ -53,7 +53,8 @@ class HeadsTrainer(Trainer):
     def _export(self, info: dict[str, Any]) -> None:
         made = {"provenance": provenance(), "heads_only": True, **info}
         meta = heads_meta(self.model, self.config.target.name, self.digest, made)
-        save_heads(self.out / "forespark", self.model.pre, self.model.post, meta)
+        assert self.model.heads is not None
+        save_heads(self.out / "forespark", *self.model.heads, meta)
 
 
 def checkpoint_folder(config: Config) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,21 +31,26 @@ class Replayed:
     anchor: int  # position of the anchor token in the sequence
     drafts: list[int]  # token ids, one per draft position
     accepted: int  # leading drafts that equal the sequence (as far as it goes)
-    z: list[float] | None  # pre-draft logits of row d (ForeSpark)
+    z: list[float] | None  # pre-draft logits of row d, where there is such an estimator
     logits: list[float]  # post-draft (ForeSpark) or confidence (DSpark) logits
 
 
 def load_exported(config: Config, name: str, folder: Path) -> ForeSparkDrafter | DSparkDrafter:
     """A drafter with the weights that serving loads: the exported bfloat16 ones and heads."""
-    # The checkpoint says what its blocks are, as it does to vLLM.  DSpark's say False too.
+    # The checkpoint says what its blocks are, as it does to vLLM.
     made = Path(folder) / "config.json"
-    causal = made.exists() and not read_json(made).get("sliding_window_non_causal", True)
-    directional = causal and name == "forespark"
+    directional = made.exists() and _causal(read_json(made), name)
     shape = replace(config.drafter, init="random", directional=directional)
     model = drafter_of(replace(config, drafter=shape), name)
-    if not read_weights(model, folder) and isinstance(model, ForeSparkDrafter):
+    if not read_weights(model, folder) and model.pre is not None:
         raise ValueError(f"{folder}/forespark: no estimators; fit them with `python heads.py`")
     return model.eval()
+
+
+def _causal(checkpoint: dict[str, Any], name: str) -> bool:
+    if name == "dspark":
+        return bool(checkpoint["transformer_layer_config"].get("is_causal", False))
+    return not checkpoint.get("sliding_window_non_causal", True)
 
 
 @torch.no_grad()
@@ -74,10 +80,11 @@ def replay(
     context = Context(model.core, row)
     if isinstance(model, ForeSparkDrafter):
         tokens, logits = _walk_selector(model, model.draft(context, at, length), ids[at])
-        z = model.pre.row(model.pre(*model.pre_inputs(row, context, at)), length).tolist()
     else:
-        tokens, logits = _walk_markov(model, context, at, length, ids[at])
-        z = [None] * len(at)
+        tokens, logits = _walk_markov(model, model.draft(context, at, length), ids[at])
+    z: list[Any] = [None] * len(at)
+    if model.pre is not None:
+        z = model.pre.row(model.pre(*model.pre_inputs(row, context, at)), length).tolist()
     found = []
     for i, anchor in enumerate(anchors):
         accepted = 0
@@ -110,18 +117,12 @@ def _walk_selector(
 
 def _walk_markov(
     model: DSparkDrafter,
-    context: Context,
-    anchors: torch.Tensor,  # [A]
-    length: int,
+    hidden: torch.Tensor,  # [A, d, H]
     previous: torch.Tensor,  # [A] anchor tokens
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from forespark.models.blocks import draft_hidden
-
     core = model.core
-    first = 0 if core.config.sample_from_anchor else 1
-    hidden = draft_hidden(core, context, anchors, length + first)[:, first:]
     tokens, logits = [], []
-    for j in range(length):
+    for j in range(hidden.shape[1]):
         embedding = core.markov_head.prev_embeddings(previous)
         logits.append(core.confidence_head(torch.cat([hidden[:, j], embedding], dim=-1)))
         biased = hidden[:, j] @ core.lm_head.weight.T + core.markov_head.markov_w2(embedding)

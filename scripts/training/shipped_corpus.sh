@@ -26,7 +26,7 @@ held_out=(mt_bench.jsonl spec_bench.jsonl humaneval.jsonl sharegpt_multiturn_dpo
     "mbpp_sanitized_test.jsonl#150:")
 sources=(--source starter)
 for name in "${train[@]}"; do sources+=(--source "file:$data/$name"); done
-exclude="starter:bench,starter:calibration"
+exclude="starter:bench,starter:calibration,starter:conversations,starter:questions"
 for name in "${held_out[@]}"; do exclude="$exclude,'file:$data/$name'"; done
 exec .venv/bin/python data.py --target smollm2 "${sources[@]}" --source magpie "data.exclude=[$exclude]" \
     data.max_prompt_tokens=256 data.max_tokens=192 "$@"

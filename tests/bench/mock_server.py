@@ -31,6 +31,8 @@ class MockEngine:
         self.requests: list[dict[str, Any]] = []
         self.counters = {"drafted": 0, "verified": 0, "accepted": 0}
         self.export = True
+        self.active = self.most_active = 0
+        self.resets = 0
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -38,6 +40,7 @@ class MockEngine:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/reset_prefix_cache", self.reset)
         return app
 
     async def models(self, request: web.Request) -> web.Response:
@@ -49,7 +52,12 @@ class MockEngine:
             for name, value in self.counters.items()
             if self.export
         ]
+        lines.append(f'vllm:num_requests_running{{engine="0"}} {self.active}')
         return web.Response(text="\n".join(["# HELP x y", *lines, ""]))
+
+    async def reset(self, request: web.Request) -> web.Response:
+        self.resets += 1
+        return web.json_response({"success": self.active == 0})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -66,8 +74,13 @@ class MockEngine:
                 "prompt_token_ids": [1, 2, 3],
             },
         )
-        with contextlib.suppress(ConnectionResetError):
-            await self._answer(response, body, script)
+        self.active += 1
+        self.most_active = max(self.active, self.most_active)
+        try:
+            with contextlib.suppress(ConnectionResetError):
+                await self._answer(response, body, script)
+        finally:
+            self.active -= 1
         return response
 
     async def _answer(self, response, body, script) -> None:

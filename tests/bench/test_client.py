@@ -30,7 +30,12 @@ def ask(*prompts, batch=False, max_tokens=16, due_s=None):
                 return await client.batch(
                     list(prompts), max_tokens=max_tokens, temperature=0.0, seed=0
                 )
-            return [await client.chat(p, max_tokens=max_tokens, due_s=due_s) for p in prompts]
+            return [
+                await client.chat(
+                    p, max_tokens=max_tokens, into=RequestResult(p.id, due_s or clock())
+                )
+                for p in prompts
+            ]
 
     engine = MockEngine()
     with running(engine) as endpoint:

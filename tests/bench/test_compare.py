@@ -10,7 +10,7 @@ import pytest
 
 from forespark.bench import compare
 from forespark.bench.compare import CurvePoint, best_match, bootstrap, matched, throughput_at
-from forespark.bench.records import DecodeRecord, append_record
+from forespark.bench.records import LoadRecord, append_record
 from forespark.record import read_json
 
 
@@ -66,7 +66,7 @@ def test_bootstrap():
 
 
 def record(arm, load, round_index, throughput, interactivity, sha="a"):
-    return DecodeRecord(
+    return LoadRecord(
         run_id="r", target="t", arm=arm, load=load, round=round_index, batch=0,
         prompt_ids=["p"], timed_tokens=[8], span_s=[1.0], ends=["length"], output_sha256=[sha],
         throughput_tokens_per_s=throughput, interactivity_tokens_per_s=interactivity,

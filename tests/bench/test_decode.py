@@ -11,9 +11,10 @@ from mock_server import MockEngine, running
 from forespark.bench import answers, decode, plan, steptrace
 from forespark.bench.client import RequestResult
 from forespark.bench.decode import DecodeBenchmark
+from forespark.bench.folder import start_run
 from forespark.bench.measure import Arm, BatchFailed, summarize
 from forespark.bench.plan import Point
-from forespark.bench.records import DecodeRecord, append_record, read_records
+from forespark.bench.records import LoadRecord, append_record, read_records
 from forespark.config import BenchConfig
 from forespark.record import append_jsonl, read_json, read_jsonl
 
@@ -62,7 +63,7 @@ def test_a_batch_without_two_tokens_is_no_measurement():
 def record(**changes):
     base = summary([result(1.0, [0.5, 0.5])])
     values = {f: getattr(base, f) for f in base.__dataclass_fields__}
-    return DecodeRecord(**(values | changes))
+    return LoadRecord(**(values | changes))
 
 
 def test_records_round_trip(tmp_path):
@@ -70,8 +71,8 @@ def test_records_round_trip(tmp_path):
     rows = [record(batch=0, draft_ms=1.5), record(batch=1, drafted_tokens=7)]
     for row in rows:
         append_record(path, row)
-    assert read_records(path) == rows
-    assert read_records(tmp_path / "absent.jsonl") == []
+    assert read_records(path, LoadRecord) == rows
+    assert read_records(tmp_path / "absent.jsonl", LoadRecord) == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_reader_names_file_and_line(tmp_path, change, message):
     row = json.loads(path.read_text()) | {"batch": 1} | change
     append_jsonl(path, row)
     with pytest.raises(ValueError, match=message):
-        read_records(path)
+        read_records(path, LoadRecord)
 
 
 def test_nan_is_refused(tmp_path):
@@ -137,7 +138,7 @@ def test_endpoint_run_and_resume(config, tmp_path):
     engine = MockEngine()
     with running(engine) as endpoint:
         DecodeBenchmark(config, out, endpoint).run()
-        rows = read_records(out / "records.jsonl")
+        rows = read_records(out / "records.jsonl", LoadRecord)
         assert [row.key[2:] for row in rows] == [(1, 0, 0), (2, 0, 0), (1, 1, 0), (2, 1, 0)]
         assert all(sum(row.timed_tokens) == 8 * row.load for row in rows)
         # 2 ms a token on a busy machine: never faster than that.
@@ -149,17 +150,19 @@ def test_endpoint_run_and_resume(config, tmp_path):
 
         sent = len(engine.requests)
         DecodeBenchmark(config, out, endpoint).run()
-        assert len(engine.requests) == sent and read_records(out / "records.jsonl") == rows
+        assert (
+            len(engine.requests) == sent and read_records(out / "records.jsonl", LoadRecord) == rows
+        )
 
         config.bench.rounds = 3  # a longer run extends the shorter one
         DecodeBenchmark(config, out, endpoint).run()
-        assert len(read_records(out / "records.jsonl")) == 6
+        assert len(read_records(out / "records.jsonl", LoadRecord)) == 6
     assert len(read_json(out / "run.json")["runs"]) == 2
 
 
 def test_other_settings_are_refused(config, tmp_path):
     out = tmp_path / "out"
-    decode.start_run(config, out, "a")
+    start_run(config, out, "a", "decode")
     append_record(out / "records.jsonl", record())
     config.bench.output_tokens = 16
     with pytest.raises(ValueError, match=r"output_tokens \(there 8, now 16\)"):
@@ -171,7 +174,7 @@ def test_another_drafter_is_refused(config, tmp_path):
     folder = Path(config.run_dir) / "drafters" / "forespark"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"one")
-    decode.start_run(config, out, "a")
+    start_run(config, out, "a", "decode")
     append_record(out / "records.jsonl", record())
     (folder / "model.safetensors").write_bytes(b"two")
     with pytest.raises(ValueError, match=r"drafter_sha256\.forespark"):
@@ -180,19 +183,19 @@ def test_another_drafter_is_refused(config, tmp_path):
 
 def test_a_run_without_records_blocks_nothing(config, tmp_path):
     out = tmp_path / "out"
-    decode.start_run(config, out, "a")
+    start_run(config, out, "a", "decode")
     for name in ("answers.jsonl", "plan.jsonl"):
         (out / name).touch()
-    decode.start_run(config, out, "b")  # the same settings: answers are kept
+    start_run(config, out, "b", "decode")  # the same settings: answers are kept
     assert [run["run_id"] for run in read_json(out / "run.json")["runs"]] == ["a", "b"]
     assert (out / "answers.jsonl").exists()
     config.drafter.num_speculative_tokens = 3  # AR answers do not depend on it
     DecodeBenchmark(config, out, "http://unused")
-    decode.start_run(config, out, "c")
+    start_run(config, out, "c", "decode")
     assert (out / "answers.jsonl").exists() and (out / "plan.jsonl").exists()
     config.bench.output_tokens = 16
     DecodeBenchmark(config, out, "http://unused")
-    decode.start_run(config, out, "d")
+    start_run(config, out, "d", "decode")
     assert [run["run_id"] for run in read_json(out / "run.json")["runs"]] == ["d"]
     assert not (out / "answers.jsonl").exists() and not (out / "plan.jsonl").exists()
 
@@ -218,7 +221,9 @@ def test_counters_of_an_arm_without_drafter_are_none(config, tmp_path):
     config.bench.rounds = 1
     with running(engine) as endpoint:
         DecodeBenchmark(config, tmp_path / "out", endpoint).run()
-    assert {row.drafted_tokens for row in read_records(tmp_path / "out/records.jsonl")} == {None}
+    assert {
+        row.drafted_tokens for row in read_records(tmp_path / "out/records.jsonl", LoadRecord)
+    } == {None}
 
 
 def test_failed_batches_are_kept_apart_and_measured_again(config, tmp_path, monkeypatch):
@@ -236,10 +241,10 @@ def test_failed_batches_are_kept_apart_and_measured_again(config, tmp_path, monk
         with pytest.raises(ValueError, match="1 failures"):
             DecodeBenchmark(config, out, endpoint).run()
         assert read_jsonl(out / "errors.jsonl")[0]["error"] == "engine died"
-        assert [row.load for row in read_records(out / "records.jsonl")] == [1]
+        assert [row.load for row in read_records(out / "records.jsonl", LoadRecord)] == [1]
         monkeypatch.setattr(decode, "measure", original)
         DecodeBenchmark(config, out, endpoint).run()
-        assert [row.load for row in read_records(out / "records.jsonl")] == [1, 2]
+        assert [row.load for row in read_records(out / "records.jsonl", LoadRecord)] == [1, 2]
 
 
 def test_no_usable_prompt(config, tmp_path):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from forespark import process
-from forespark.bench import decode, server
+from forespark.bench import rounds, server
 from forespark.bench.decode import DecodeBenchmark
-from forespark.bench.records import read_records
+from forespark.bench.records import LoadRecord, read_records
 from forespark.config import load
 
 MOCK = Path(__file__).with_name("mock_server.py")
@@ -124,10 +124,10 @@ def test_servers_are_started_once_per_arm_and_round(config, tmp_path, monkeypatc
         return [sys.executable, str(MOCK), "--port", str(port)]
 
     config.serve.port = mock_server(tmp_path).port
-    monkeypatch.setattr(decode, "serve_command", command)
+    monkeypatch.setattr(rounds, "serve_command", command)
     DecodeBenchmark(config, tmp_path / "out").run()
     assert started == ["ar", "ar", "forespark", "forespark", "ar"]  # answers, round 0, round 1
-    rows = read_records(tmp_path / "out/records.jsonl")
+    rows = read_records(tmp_path / "out/records.jsonl", LoadRecord)
     assert {(r.arm, r.round) for r in rows} == {
         ("ar", 0),
         ("ar", 1),
@@ -149,7 +149,7 @@ def test_side_by_side_arms_take_turns_batch_by_batch(config, tmp_path, monkeypat
         mode = "die" if arm == "dspark" and len(ports) == 3 else "serve"
         return [sys.executable, str(MOCK), "--port", str(port), f"mock.mode={mode}"]
 
-    monkeypatch.setattr(decode, "serve_command", command)
+    monkeypatch.setattr(rounds, "serve_command", command)
     first = config.serve.port
     with pytest.raises(ValueError, match="1 failures"):  # dspark, in the second round
         DecodeBenchmark(config, tmp_path / "out").run()
@@ -158,7 +158,7 @@ def test_side_by_side_arms_take_turns_batch_by_batch(config, tmp_path, monkeypat
         first + 1: ["dspark", "forespark"],
         first + 2: ["forespark", "ar"],
     }
-    rows = read_records(tmp_path / "out/records.jsonl")
+    rows = read_records(tmp_path / "out/records.jsonl", LoadRecord)
     order = [(row.round, row.load, row.arm) for row in rows]
     assert order == [
         (0, 1, "ar"), (0, 1, "dspark"), (0, 1, "forespark"),

@@ -68,7 +68,7 @@ def test_selection_is_deterministic_and_without_repetitions(tmp_path):
         ("web:x", "unknown prompt source 'web:x'"),
         ("file:", "unknown prompt source"),
         ("hub:", "unknown prompt source"),
-        ("hub:nope", "hub:nope: unknown name, want owner/dataset or one of sharegpt"),
+        ("hub:nope", "hub:nope: unknown name, want owner/dataset or one of aime25, gsm8k"),
         ("file:/nowhere.jsonl", "no such file"),
     ],
 )
@@ -91,8 +91,8 @@ def test_bad_files_name_the_line(tmp_path):
 def test_hub_source(monkeypatch):
     asked = []
 
-    def load_dataset(path, *, split, streaming):
-        asked.append((path, split, streaming))
+    def load_dataset(path, config=None, **options):
+        asked.append((path, config, options))
         turns = [{"from": "human", "value": "hi there"}, {"from": "gpt", "value": "x"}]
         yield from ({"conversations": turns}, {"conversations": turns[1:]})
 
@@ -100,12 +100,29 @@ def test_hub_source(monkeypatch):
     (prompt,) = load_prompts(["hub:sharegpt#0:5"], seed=0)
     assert prompt.messages == USER
     assert load_prompts(["hub:someone/chats"], seed=0) == [prompt]
-    assert asked == [("Aeala/ShareGPT_Vicuna_unfiltered", "train", True),
-                     ("someone/chats", "train", True)]  # fmt: skip
+    options = {"data_files": None, "split": "train", "streaming": True}
+    assert asked == [("Aeala/ShareGPT_Vicuna_unfiltered", None, options),
+                     ("someone/chats", None, options)]  # fmt: skip
+
+
+def test_hub_sets_have_their_field_and_instruction(monkeypatch):
+    def load_dataset(path, config=None, *, data_files, split, streaming):
+        if path == "json":
+            assert [f.rpartition("/")[2] for f in data_files] == ["test5.jsonl", "test6.jsonl"]
+            return [{"question_content": "add {two} numbers"}]
+        assert (path, config, split) == ("openai/gsm8k", "main", "test")
+        return [{"question": "How many {x}?", "answer": "4"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    (math,) = load_prompts(["hub:gsm8k"], seed=0)
+    assert math.messages[0][1].startswith("How many {x}?\n\nPlease reason step by step")
+    assert math.messages[0][1].endswith("\\boxed{}.")
+    (code,) = load_prompts(["hub:livecodebench"], seed=0)
+    assert code.messages[0][1].endswith("\n\nadd {two} numbers")
 
 
 def test_hub_that_cannot_be_reached(monkeypatch):
-    def load_dataset(path, **options):
+    def load_dataset(*path, **options):
         raise ConnectionError("offline\nmany lines")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))

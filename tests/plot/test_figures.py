@@ -77,7 +77,7 @@ def texts(fig):
 def test_missing_arms_are_named(tmp_path):
     folder = synthetic.write(tmp_path, arms=("ar", "forespark"), rounds=1, steps=False)
     points = results.points(results.read(folder))
-    fig = pareto.draw(points, None, "smollm2")
+    fig = pareto.draw(points, None, "smollm2", "decode")
     assert "not measured: DFlash 2, DSpark, ForeSpark w/o JS" in texts(fig)
     assert len(fig.axes[0].containers) == 2  # no point is invented for the others
     rows = breakdown.breakdown(points)
@@ -104,13 +104,15 @@ def test_one_point_curve(tmp_path):
     folder = synthetic.write(tmp_path, arms=("ar", "forespark"), loads=(8,), rounds=1)
     summarize_folder(folder)
     points = results.points(results.read(folder))
-    style.save(pareto.draw(points, None, "smollm2"), tmp_path, "one")
-    text = table.render(points, results.summary(folder), "smollm2")
+    style.save(pareto.draw(points, None, "smollm2", "decode"), tmp_path, "one")
+    text = table.render(points, results.summary(folder), "smollm2", "decode")
     assert "n/a (no overlap)" in text
 
 
 def test_table(full):
-    text = table.render(results.points(results.read(full)), results.summary(full), "smollm2")
+    text = table.render(
+        results.points(results.read(full)), results.summary(full), "smollm2", "decode"
+    )
     lines = text.splitlines()
     assert sum(line.startswith("| ") for line in lines) == 2 + 25
     assert any("ForeSpark |" in line and "[" in line for line in lines)
@@ -125,7 +127,7 @@ def test_summary_of_other_records_is_not_used(tmp_path, capsys):
     assert results.summary(folder) is None
     assert "made from other records" in capsys.readouterr().err
     points = results.points(results.read(folder))
-    assert "n/a" in table.render(points, None, "smollm2")
+    assert "n/a" in table.render(points, None, "smollm2", "decode")
 
 
 def test_other_schema_names_file_and_line(tmp_path, capsys):
@@ -217,13 +219,16 @@ def test_python_without_pandas_is_told_what_to_run(tmp_path):
 
 def test_every_arm_looks_different():
     looks = style.LOOKS.values()
-    assert len({look.marker for look in looks}) == len({look.color for look in looks}) == 5
+    assert set(style.ARMS) < set(style.LOOKS)
+    for what in ("label", "marker", "color"):
+        assert len({getattr(look, what) for look in looks}) == len(looks)
 
     def lightness(color):
         red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
         return 0.299 * red + 0.587 * green + 0.114 * blue
 
-    assert len({look.line for look in looks}) == 5  # greyscale: line style and marker carry it
+    # In greyscale line style and marker carry it.
+    assert len({style.LOOKS[arm].line for arm in style.ARMS}) == len(style.ARMS)
     assert max(map(lightness, (look.color for look in looks))) < 190  # visible on white
 
 

@@ -53,14 +53,16 @@ def check(pairs, tolerance):
         assert error.quantile(0.95) < tolerance, (name, error.max(), error.mean())
 
 
-@pytest.mark.parametrize("length", [tiny.K, 2])
-def test_tiny_drafter(tiny_folder, tmp_path, length):
+@pytest.mark.parametrize(
+    ("arm", "length"), [("forespark", tiny.K), ("forespark", 2), ("dspark_wcs", 2)]
+)
+def test_tiny_drafter(tiny_folder, tmp_path, arm, length):
     from forespark.training.replay import load_exported
     from forespark.training.states import LocalStates
 
-    overrides = tiny.overrides_for(tiny_folder, "forespark")
+    overrides = tiny.overrides_for(tiny_folder, arm)
     job = {
-        "overrides": ["target=smollm2", "arm=forespark", *overrides]
+        "overrides": ["target=smollm2", f"arm={arm}", *overrides]
         + [f"serve.force_length={length}", "serve.trace_detail=true"],
         "requests": [
             {"prompt": [3 + i % 9, 5, 3 + 5 * i % 9, 4 + i % 7], "max_tokens": 40}
@@ -72,7 +74,7 @@ def test_tiny_drafter(tiny_folder, tmp_path, length):
     }
     result = serve_child.serve(tmp_path, "agreement", job)
     config = tiny.configuration_for(tiny_folder)
-    model = load_exported(config, "forespark", tiny_folder / "forespark")
+    model = load_exported(config, arm.removesuffix("_wcs"), tiny_folder / arm)
     source = LocalStates(config.target.model, config.target.target_layer_ids)
     check(compare(result, model, source, length), 1e-2)
 

@@ -59,7 +59,9 @@ def check_steps(steps):
         assert (row["drafter_tokens"] == 0) == (row["drafted"] == 0)
 
 
-@pytest.mark.parametrize("arm", ["dflash2", "dspark", "forespark_nojs", "forespark", "exhaustive"])
+@pytest.mark.parametrize(
+    "arm", ["dflash2", "dspark", "forespark_nojs", "forespark", "exhaustive", "dspark_wcs"]
+)
 def test_greedy_output_is_the_targets(folder, greedy, arm):
     result = serve(folder, arm)
     assert result["answers"] == greedy
@@ -199,8 +201,10 @@ def test_broken_heads_draft_nothing_and_stay_lossless(folder, greedy, tmp_path):
     assert sum("header" in line for line in lines) == 2, "one header per start"
 
 
-@pytest.mark.parametrize("force", ["null", "2"])
-def test_sampled_output_keeps_the_targets_distribution(folder, force):
+@pytest.mark.parametrize(
+    ("arm", "force"), [("forespark", "null"), ("forespark", "2"), ("dspark_wcs", "2")]
+)
+def test_sampled_output_keeps_the_targets_distribution(folder, arm, force):
     """Chi-square of the first two tokens against exact enumeration, temperature 1.
 
     Planned lengths, and two drafts forced on every request so that most tokens went
@@ -212,7 +216,7 @@ def test_sampled_output_keeps_the_targets_distribution(folder, force):
 
     count = 3000
     result = serve(
-        folder, "forespark", f"serve.force_length={force}", temperature=1.0, count=count, tokens=3
+        folder, arm, f"serve.force_length={force}", temperature=1.0, count=count, tokens=3
     )
     accepted = sum(row["accepted"] for row in result["steps"])
     assert accepted > (count / 3 if force == "2" else 0)

@@ -62,17 +62,23 @@ def build(folder: Path) -> None:
     )
     for name in ("forespark", "dspark"):
         record.write_json(folder / calibration_name(name), _calibration(folder, name))
+    # The directional DSpark's lie beside it and under its drafter's name.
+    causal = folder / "dspark_wcs"
+    record.write_json(causal / "forespark/calibration.json", _calibration(folder, causal.name))
+    key = latency_key(configuration_for(folder), drafter_sha256(causal))
+    record.write_json(folder / "latency-dspark.json", {"schema": 1, "key": key, **prices})
 
 
 def _calibration(folder: Path, name: str) -> dict:
     """The identity calibration of one drafter."""
     digest = record.file_sha256(folder / name / "model.safetensors")
-    triangle = {
-        "form": "triangle",
-        "scale": [[1.0] * d for d in range(1, K + 1)],
-        "bias": [[0.0] * d for d in range(1, K + 1)],
-        "samples": [[1] * d for d in range(1, K + 1)],
-        "kept": [[False] * d for d in range(1, K + 1)],
+    lengths = [K] if name == "dspark_wcs" else range(1, K + 1)
+    pre = {
+        "form": "row" if name == "dspark_wcs" else "triangle",
+        "scale": [[1.0] * d for d in lengths],
+        "bias": [[0.0] * d for d in lengths],
+        "samples": [[1] * d for d in lengths],
+        "kept": [[False] * d for d in lengths],
         "ece_before": [0.1] * K,
         "ece_after": [0.1] * K,
     }
@@ -84,14 +90,19 @@ def _calibration(folder: Path, name: str) -> dict:
     }
     return {
         "schema": 1,
-        "key": {"target": "smollm2", "drafter": name, "drafter_sha256": digest, "K": K},
+        "key": {
+            "target": "smollm2",
+            "drafter": name.removesuffix("_wcs"),
+            "drafter_sha256": digest,
+            "K": K,
+        },
         "post": post,
-        "pre": triangle if name == "forespark" else None,
+        "pre": None if name == "dspark" else pre,
     }
 
 
 def _drafters(folder: Path, target) -> None:
-    """Train both drafters for a few seconds on the target's own answers."""
+    """Train every drafter for a few seconds on the target's own answers."""
     import torch
 
     from forespark.training.run import run
@@ -102,8 +113,10 @@ def _drafters(folder: Path, target) -> None:
     for index, ids in enumerate(answers.tolist()):
         row = {"id": str(index), "input_ids": ids, "loss_mask": [0] * 4 + [1] * (len(ids) - 4)}
         record.append_jsonl(folder / "corpus.jsonl", row)
-    for name in ("forespark", "dspark"):
-        run(configuration_for(folder, "ar", *TRAINING), name, folder / name)
+    for name in ("forespark", "dspark", "dspark_wcs"):
+        causal = f"drafter.directional={str(name == 'dspark_wcs').lower()}"
+        config = configuration_for(folder, "ar", *TRAINING, causal)
+        run(config, name.removesuffix("_wcs"), folder / name)
         _tell_layers_apart(folder / name)
 
 
@@ -127,7 +140,7 @@ def _tell_layers_apart(drafter: Path) -> None:
 
 def overrides_for(folder: Path, arm: str) -> list[str]:
     """Hydra overrides that turn smollm2's section into the tiny target."""
-    drafter = "dspark" if arm == "dspark" else "forespark"
+    drafter = arm if arm in ("dspark", "dspark_wcs") else "forespark"
     return [
         f"target.model={folder / 'target'}",
         "target.max_model_len=128",

@@ -17,6 +17,8 @@ from forespark.training.rows import read_rows
 from forespark.training.run import corpus_sources
 from forespark.training.states import LocalStates
 
+NAMES = pytest.mark.parametrize("name", ["forespark", "dspark"])
+
 
 @pytest.fixture
 def directional(config):
@@ -25,20 +27,21 @@ def directional(config):
     return config
 
 
-def random_drafter(config, convolved=True):
+def random_drafter(config, name="forespark", convolved=True):
     """Random weights, in the convolutions too (fresh ones are identities) where wanted."""
-    model = drafter_of(config, "forespark").eval()
+    model = drafter_of(config, name).eval()
     rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for name, parameter in model.core.layers.named_parameters():
-            if convolved or "_conv" not in name:
+        for part, parameter in model.core.layers.named_parameters():
+            if convolved or "_conv" not in part:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
     row = state_cache(config).row(read_rows(corpus_sources(config))[:3], 48)
     return model, row, select_anchors(row, None)
 
 
-def test_a_short_draft_is_the_beginning_of_a_long_one(directional):
-    model, row, anchors = random_drafter(directional)
+@NAMES
+def test_a_short_draft_is_the_beginning_of_a_long_one(directional, name):
+    model, row, anchors = random_drafter(directional, name)
     with torch.no_grad():
         context = Context(model.core, row)
         whole = model.draft(context, anchors, 4)
@@ -63,26 +66,30 @@ def test_a_causal_slot_ends_a_bidirectional_block(directional):
             torch.testing.assert_close(causal[:, length - 1], last)
 
 
-def test_every_step_labels_the_one_row(directional):
-    model, row, anchors = random_drafter(directional)
+@NAMES
+def test_every_step_labels_the_one_row(directional, name):
+    model, row, anchors = random_drafter(directional, name)
     _, full = model(row, anchors, 4, LossRows())
     _, short = model(row, anchors, 1, LossRows())
-    for name in ("pre_bce_sum", "pre_bce_total"):
-        assert full[name] == short[name]
+    for metric in ("pre_bce_sum", "pre_bce_total"):
+        assert full[metric] == short[metric]
     assert full["pre_bce_total"] == label_mask(row, anchors, 4).sum()
 
 
-def test_trained_exported_and_read_as_causal(directional, tmp_path):
+@NAMES
+def test_trained_exported_and_read_as_causal(directional, tmp_path, name):
+    trained = drafter_of(directional, name)
     out = Trainer(
-        directional, drafter_of(directional, "forespark"), state_cache(directional),
-        name="forespark", sources=corpus_sources(directional), folder=tmp_path / "train",
-        out=tmp_path / "out",
+        directional, trained, state_cache(directional), name=name,
+        sources=corpus_sources(directional), folder=tmp_path / "train", out=tmp_path / "out",
     ).fit(lambda split, values, step: None)  # fmt: skip
-    pre, _, meta = load_heads(out / "forespark", drafter=out / "model.safetensors")
+    pre, post, meta = load_heads(out / "forespark", drafter=out / "model.safetensors")
     assert meta.form == pre.form == "row" and tuple(pre.w_o.weight.shape) == (4, 4)
+    if name == "dspark":
+        assert post.w.numel() == trained.core.confidence_head.proj.in_features
 
     directional.drafter.directional = False  # the checkpoint knows
-    model = load_exported(directional, "forespark", out)
+    model = load_exported(directional, name, out)
     source = LocalStates(directional.target.model, directional.target.target_layer_ids)
     ids = read_rows(corpus_sources(directional))[0].input_ids
     (long,), (short,) = (replay(model, source, ids, [3], length=d) for d in (4, 2))
@@ -93,10 +100,10 @@ def test_trained_exported_and_read_as_causal(directional, tmp_path):
     from vllm.transformers_utils.configs.speculators.base import SpeculatorsConfig
 
     raw = json.loads((out / "config.json").read_text())
-    assert raw["sliding_window_non_causal"] is False
-    assert SpeculatorsConfig.from_pretrained(str(out)).dflash_config["causal"] is True
-
-
-def test_dspark_has_no_directional_form(directional):
-    with pytest.raises(ValueError, match="only forespark drafters"):
-        drafter_of(directional, "dspark")
+    read = SpeculatorsConfig.from_pretrained(str(out))
+    if name == "forespark":
+        assert raw["sliding_window_non_causal"] is False
+        assert read.dflash_config["causal"] is True
+    else:
+        assert read.is_causal is True and read.dspark_bonus_anchor is True
+        assert read.block_size == 5
