@@ -24,7 +24,7 @@ def main() -> None:
     key = calibration_key(config, args.drafter)
     path = out / ("caps.json" if settings.caps else calibration_name(args.drafter))
     if args.dry_run:
-        cli.plan([f"calibration runs of {key}, fitted into {path}"])
+        cli.plan([f"calibration runs of {key}, fitted into {path}"], config=config)
         return
     enter_engine_environment(config)
     from forespark.calibration.caps import write_caps

@@ -23,7 +23,7 @@ def main() -> None:
     key = latency_key(config, name=args.drafter)
     path = out / latency_name(args.drafter)
     if args.dry_run:
-        cli.plan([f"latency profile of {key} into {path}"])
+        cli.plan([f"latency profile of {key} into {path}"], config=config)
         return
     enter_engine_environment(config)
     from forespark.calibration.latency import read_timings, summarise, write_latency

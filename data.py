@@ -8,6 +8,7 @@ a slice, #START:STOP. Without --endpoint the target is served for as long as it 
 Interrupted runs go on where they stopped. Writes RUN_DIR/corpus, or --out.
 """
 
+import shlex
 from pathlib import Path
 
 from forespark import cli
@@ -18,6 +19,7 @@ def main() -> None:
     args, config = cli.stage("data", __doc__, *flags)
     out = args.out or Path(config.run_dir) / "corpus"
     if args.dry_run:
+        from forespark.data.server import serve_command
         from forespark.data.sources import check_files, needed_files
 
         data = config.data
@@ -25,10 +27,11 @@ def main() -> None:
             [
                 f"collect prompts from {', '.join(data.sources)} (limit: {data.limit or 'none'})",
                 f"answers by {config.target.model}, at most {data.max_tokens} tokens each, "
-                f"from {args.endpoint or 'a server started here'}",
+                f"from {args.endpoint or shlex.join(serve_command(config))}",
                 f"write the corpus to {out}",
             ],
             [config.target.model, *needed_files(config)],
+            config,
         )
         check_files(config)
         return

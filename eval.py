@@ -49,7 +49,7 @@ def main() -> None:
     rooms = Rooms(check_arms, resolve, step_deciders, predictor, motivation)
     stage = Stage(args.bench, config, out, args.endpoint, rooms)
     if args.dry_run:
-        cli.plan(stage.steps())
+        cli.plan(stage.steps(), config=config)
         stage.check()
         return
     after = stage.run(lambda: cli.save_config(config, out))

@@ -26,7 +26,7 @@ def main() -> None:
         folder = next((p for p in places if (p / "config.json").exists()), places[0])
         sources = config.train.data or [f"{config.run_dir}/corpus"]
         needed = [str(folder / name) for name in ("config.json", "model.safetensors")]
-        cli.plan([f"estimators of {folder} on {', '.join(sources)}"], [*needed, *sources])
+        cli.plan([f"estimators of {folder} on {', '.join(sources)}"], [*needed, *sources], config)
         return
     from forespark.training.heads import run
 

@@ -4,10 +4,13 @@
 
 Reads RUN_DIR/corpus (or train.data=[...]), leaves RUN_DIR/drafters/<drafter>/ and, to
 resume from, RUN_DIR/train/<drafter>/ with the learning curve metrics.jsonl. SIGTERM stops
-after the current step with a checkpoint; the same command then continues.
+after the current step with a checkpoint; the same command then continues. With
+train.processes=N it starts N ranks by torchrun, one per GPU.
 """
 
 import os
+import shlex
+import sys
 
 from forespark import cli
 
@@ -19,11 +22,18 @@ def main() -> None:
     args, config = cli.stage(
         "train", __doc__, "target", "drafter", "limit", "max-steps", "out", "endpoint", "dry-run"
     )
+    from forespark.training.run import launch_command, run
+
+    command = launch_command(config, [word for word in sys.argv if word != "--dry-run"])
     if args.dry_run:
         sources = config.train.data or [f"{config.run_dir}/corpus"]
-        cli.plan([f"train {args.drafter} on {', '.join(sources)}"], [*sources, config.target.model])
+        steps = [f"train {args.drafter} on {', '.join(sources)}"]
+        cli.plan(
+            steps + ([shlex.join(command)] if command else []), [*sources, config.target.model]
+        )
         return
-    from forespark.training.run import run
+    if command is not None:
+        os.execv(command[0], command)
 
     out = run(config, args.drafter, args.out, args.endpoint)
     cli.save_config(config, out)

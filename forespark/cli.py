@@ -187,16 +187,23 @@ def _is_hub_name(name: str) -> bool:
     return len(rest) == 1 and not local_path(name) and not Path(owner).is_dir()
 
 
-def plan(steps: Iterable[str], files: Iterable[str | Path] = ()) -> None:
+def plan(
+    steps: Iterable[str], files: Iterable[str | Path] = (), config: Config | None = None
+) -> None:
     """Answer ``--dry-run``: print what would run and check the files it needs.
 
-    A file may be a glob pattern, or the hub name of a model.
+    A file may be a glob pattern, or the hub name of a model. With ``config`` the memory that
+    its target needs is looked at, too.
 
     Raises:
-        ValueError: at least one needed file is missing; names each.
+        ValueError: at least one needed file is missing, names each; or too little memory.
     """
+    from forespark.memory import needs
+
     for step in steps:
         print(f"would run: {step}")
+    if config is not None:
+        print(*needs(config), sep="\n")
     missing = []
     for path in files:
         if _is_hub_name(str(path)):

@@ -14,13 +14,14 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "record": set(),
     "process": set(),
-    "cli": {"config", "record"},
+    "memory": {"config"},
+    "cli": {"config", "record", "memory"},
     "data": {"config", "record", "process"},
     "models": set(),
     "fore_d": set(),
     "calibration": {"fore_d", "record"},
     "training": {"models", "data", "config", "record"},
-    "serving": {"models", "fore_d", "config", "record", "process"},
+    "serving": {"models", "fore_d", "config", "record", "process", "memory"},
     "bench": {"fore_d", "config", "record", "process"},
 }
 # Third-party packages kept to some rooms ("plot" is the folder beside the package).

@@ -5,6 +5,7 @@ What other rooms do for them comes in as ``Rooms``, since benchmarks do not impo
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from forespark.bench.decode import DecodeBenchmark
 from forespark.bench.e2e import ClosedLoopBenchmark, QuestionBenchmark
 from forespark.bench.rounds import ArmRounds
 from forespark.bench.scheduler import Deciders
+from forespark.bench.server import serve_command
 from forespark.bench.slo import SloBenchmark
 from forespark.config import Config
 
@@ -75,8 +77,11 @@ class Stage:
                 points = f"loads {plan.loads(bench)}"
             else:
                 points = f"loads {self.config.stream.loads or bench.loads}"
-            times = f"{bench.rounds} rounds"
-            return [f"{self.name} of {arm} at {points}, {times}" for arm in bench.arms]
+            what = f"{self.name} at {points}, {bench.rounds} rounds, of "
+            if self.endpoint is not None:
+                return [f"{what}{bench.arms[0]} at {self.endpoint}"]
+            commands = [shlex.join(serve_command(self.config, arm)) for arm in bench.arms]
+            return [f"{what}{arm}: {line}" for arm, line in zip(bench.arms, commands, strict=True)]
         if self.name == "acceptance":
             made = AcceptanceBenchmark(self.config, self.out, self.endpoint)
             sets = {name: len(prompts) for name, prompts in made.prompts.items()}

@@ -95,13 +95,16 @@ class TrainConfig:
     muon_lr: float = 2e-3
     logger: str = "tensorboard"  # tensorboard | wandb
     attn_impl: str = "simple_flex_attention"
+    processes: int = 1  # data-parallel ranks on this machine, one per GPU; more: by torchrun
+    # GPUs of the hidden-state server, as in CUDA_VISIBLE_DEVICES; ranks use the first ones.
+    server_devices: str | None = None
     hidden_states: str = "server"  # server (vLLM, started or --endpoint) | local (in process)
     cache_hidden_states: bool = True  # keep each row's states on disk after first use
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_limit("train", self.limit)
-        require_least("train", self, 1, "epochs", "total_seq_len", "max_anchors")
+        require_least("train", self, 1, "epochs", "total_seq_len", "max_anchors", "processes")
         require_least("train", self, 1, "validate_every", "checkpoint_every")
         require_positive("train", self, "lr", "dspark_lr", "muon_lr")
         require(

@@ -54,8 +54,15 @@ class Server:
         return ServerDied(f"the vLLM server {what}; the end of {self.log}:\n{log_tail(self.log)}")
 
 
-def serve_command(config: Config, extra_args: Sequence[str] = ()) -> list[str]:
-    """Command line of ``vllm serve`` for the plain target."""
+# What torchrun tells its ranks; a server that one of them starts is no rank.
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+                   "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+
+
+def serve_command(
+    config: Config, extra_args: Sequence[str] = (), devices: str | None = None
+) -> list[str]:
+    """Command line of ``vllm serve`` for the plain target, over all of ``devices`` if given."""
     target = config.target
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", target.model]
     command += ["--host", config.serve.host, "--port", str(config.serve.port)]
@@ -63,8 +70,9 @@ def serve_command(config: Config, extra_args: Sequence[str] = ()) -> list[str]:
     command += ["--max-num-seqs", str(max(target.max_num_seqs, 1))]
     command += ["--max-num-batched-tokens", str(target.max_num_batched_tokens)]
     command += ["--kv-cache-dtype", target.kv_cache_dtype]
-    if target.tensor_parallel_size > 1:
-        command += ["--tensor-parallel-size", str(target.tensor_parallel_size)]
+    ranks = target.tensor_parallel_size if devices is None else len(devices.split(","))
+    if ranks > 1:
+        command += ["--tensor-parallel-size", str(ranks)]
     if target.expert_parallel:
         command.append("--enable-expert-parallel")
     if on_cpu():
@@ -72,10 +80,12 @@ def serve_command(config: Config, extra_args: Sequence[str] = ()) -> list[str]:
     return [*command, *target.serve_args, *extra_args]
 
 
-def serve_env(config: Config) -> dict[str, str]:
+def serve_env(config: Config, devices: str | None = None) -> dict[str, str]:
     """Environment of the server: the plain target runs on the V1 runner on a CPU."""
     target = config.target
-    env = dict(os.environ)
+    env = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
+    if devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = devices
     if Path(target.model).is_dir():
         env.setdefault("HF_HUB_OFFLINE", "1")
     if on_cpu():
@@ -160,9 +170,17 @@ def served(
 
 @contextmanager
 def served_target(
-    config: Config, *, log: Path | None = None, extra_args: Sequence[str] = ()
+    config: Config,
+    *,
+    log: Path | None = None,
+    extra_args: Sequence[str] = (),
+    devices: str | None = None,
 ) -> Iterator[Server]:
     """The plain target behind ``http://serve.host:serve.port`` while the block runs.
+
+    Args:
+        devices: GPUs that it runs on, as in CUDA_VISIBLE_DEVICES; None: as the configuration
+            of the target has them.
 
     Raises:
         ValueError: the port is in use, or the target's folder is missing.
@@ -172,8 +190,8 @@ def served_target(
     refuse_used_port(config.serve.host, config.serve.port)
     url = f"http://{config.serve.host}:{config.serve.port}"
     log = log or Path(config.run_dir) / "logs" / "target-server.log"
-    command = serve_command(config, extra_args)
-    with served(command, serve_env(config), url, log, config.serve.ready_timeout_s) as server:
+    command, env = serve_command(config, extra_args, devices), serve_env(config, devices)
+    with served(command, env, url, log, config.serve.ready_timeout_s) as server:
         yield server
 
 

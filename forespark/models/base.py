@@ -58,7 +58,8 @@ def draw_rows(
     if samples == 0 or rest.numel() == 0:
         return LossRows(always, torch.zeros(always.numel()))
     samples = min(samples, rest.numel())
-    drawn = rest[torch.randint(rest.numel(), (samples,), generator=generator)].unique()
+    drawn = torch.randint(rest.numel(), (samples,), generator=generator, device="cpu")
+    drawn = rest[drawn.to(rest.device)].unique()
     offset = torch.zeros(always.numel() + drawn.numel())
     offset[always.numel() :] = math.log(rest.numel() / drawn.numel())
     return LossRows(torch.cat([always, drawn]), offset)

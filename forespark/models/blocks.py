@@ -81,8 +81,9 @@ def select_anchors(
     candidates = candidates[label_mask(row, candidates, 1)[:, 0]]
     if limit is None or candidates.numel() <= limit:
         return candidates
-    chosen = torch.randperm(candidates.numel(), generator=generator)[:limit]
-    return candidates[chosen].sort().values
+    # Drawn on the host: the same anchors on any device.
+    chosen = torch.randperm(candidates.numel(), generator=generator, device="cpu")[:limit]
+    return candidates[chosen.to(candidates.device)].sort().values
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import threading
 from tqdm import tqdm
 
 from forespark.config import Config
+from forespark.memory import needs
 from forespark.process import Child, NotReady, port_problem
 from forespark.serving.artifacts import resolve
 from forespark.serving.launch import engine_environment, serve_command
@@ -32,7 +34,8 @@ def run_server(config: Config, extra: list[str], *, dry_run: bool = False) -> in
     environment = engine_environment(config)
     if dry_run:
         print("environment: " + " ".join(f"{k}={v}" for k, v in environment.items()))
-        print("command:     " + " ".join(command))
+        print("command:     " + shlex.join(command))
+        print(*needs(config), sep="\n")
         return 0
     _require_free_port(config.serve.host, config.serve.port)
     with tempfile.TemporaryDirectory(prefix="forespark-metrics-") as metrics:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from forespark.config import Config, TrainConfig
 from forespark.models.base import LossOptions
 from forespark.models.build import build_drafter
@@ -36,7 +38,7 @@ def drafter_of(config: Config, name: str) -> ForeSparkDrafter | DSparkDrafter:
     )
     if not fresh:
         read_weights(model, Path(shape.init))
-    return model
+    return model.to(torch.get_default_device())
 
 
 def loss_options(train: TrainConfig) -> LossOptions:

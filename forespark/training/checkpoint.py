@@ -110,5 +110,7 @@ def load(
         optimizer = members.get((label, id(params[name])))
         if optimizer is None:
             raise ValueError(f"{path}: {name} was trained by {label}, not so here; {remedy}")
-        optimizer.state[params[name]][field] = tensor
+        # AdamW counts its steps on the host.
+        kept = tensor if tensor.ndim == 0 else tensor.to(params[name].device)
+        optimizer.state[params[name]][field] = kept
     return state

@@ -19,9 +19,10 @@ from forespark.record import file_sha256, provenance, read_json
 from forespark.training import checkpoint
 from forespark.training.build import loss_options, state_cache
 from forespark.training.export import heads_meta
-from forespark.training.loop import Trainer, log_writer
+from forespark.training.loop import Trainer
 from forespark.training.rows import read_rows
 from forespark.training.run import corpus_sources, prepare_cpu, state_source
+from forespark.training.writers import log_writer
 
 WEIGHTS = "model.safetensors"
 

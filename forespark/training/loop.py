@@ -2,12 +2,13 @@
 
 speculators gives the models, their configuration and checkpoint format; the loop is ours,
 because its trainer moves the model to a CUDA rank and saves neither the generator nor the
-position in the data. Every random choice of a step derives from (seed, step), so a resumed
-run repeats the losses of an uninterrupted one bit for bit.
+position in the data. Every random choice of a step derives from (seed, step, rank), so a
+resumed run repeats the losses of an uninterrupted one bit for bit.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from forespark.training import checkpoint, rows
 from forespark.training.build import FRESH
 from forespark.training.export import export_drafter
 from forespark.training.optim import build_optimizers, lr_factor, set_lr
+from forespark.training.ranks import Ranks
 from forespark.training.states import StateCache
 
 GRADIENT_CLIP = 1.0
@@ -54,6 +56,7 @@ class Trainer:
         sources: list[Path],
         folder: Path,
         out: Path,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.train = config, config.train
         self.model, self.states, self.name = model, states, name
@@ -65,6 +68,7 @@ class Trainer:
             muon_lr=self.train.muon_lr,
             weight_decay=self.train.weight_decay,
         )
+        self.ranks = ranks or Ranks()
         self.step = self.epoch = self.batch = 0
         self.elapsed = 0.0  # seconds of wall clock over all sessions
         self.order: list[str] = []
@@ -93,6 +97,7 @@ class Trainer:
             self.order = rows.epoch_order(self._training, self.train.seed, self.epoch)
         lengths = {name: len(self.corpus[name].input_ids) for name in self.order}
         self.packs = rows.pack(self.order, lengths, self.train.total_seq_len)
+        self.batches = math.ceil(len(self.packs) / self.ranks.size)  # steps of the epoch
         if self.train.loss_vocab is not None:
             present = [self.corpus[name] for name in self.order]
             self.frequent = rows.frequent_tokens(present, self.train.loss_vocab)
@@ -103,7 +108,7 @@ class Trainer:
         shares = [0.0]
         steps = self.train.max_steps
         if steps is None and self.train.max_minutes is None:
-            steps = self.train.epochs * len(self.packs)
+            steps = self.train.epochs * self.batches
         if steps is not None:
             shares.append(self.step / steps)
         if self.train.max_minutes is not None:
@@ -114,12 +119,16 @@ class Trainer:
         steps = self.train.max_steps
         if steps is None and self.train.max_minutes is not None:
             return WARMUP_WITHOUT_END
-        total = steps if steps is not None else self.train.epochs * len(self.packs)
+        total = steps if steps is not None else self.train.epochs * self.batches
         return max(1, round(self.train.warmup_ratio * total))
 
-    def _train_step(self) -> dict[str, float]:
-        generator = torch.Generator().manual_seed(self.train.seed * 1_000_003 + self.step)
-        documents = [self.corpus[name] for name in self.packs[self.batch]]
+    def loss_of(self, rank: int) -> tuple[torch.Tensor, dict[str, Any], float]:
+        """Loss and metrics of one rank's packed row in this step, and its number of anchors."""
+        place = self.batch * self.ranks.size + rank
+        draw = self.step * self.ranks.size + rank
+        generator = torch.Generator().manual_seed(self.train.seed * 1_000_003 + draw)
+        # The last step of an epoch may have fewer packed rows than ranks: some come twice.
+        documents = [self.corpus[name] for name in self.packs[place % len(self.packs)]]
         row = self.states.row(documents, self.train.total_seq_len)
         anchors = select_anchors(row, self.train.max_anchors, generator)
         vocabulary = LossRows()
@@ -128,6 +137,11 @@ class Trainer:
                 self.frequent, row.input_ids, self.train.loss_vocab_samples, self.vocabulary,
                 generator,
             )  # fmt: skip
+        length = cycle_length(self.step, self.model.num_speculative_tokens)
+        loss, metrics = self.model(row, anchors, length, vocabulary)
+        return loss, metrics, float(anchors.numel())
+
+    def _train_step(self) -> dict[str, float]:
         factor = lr_factor(
             self.train.schedule, self.step, self._warmup(), self._progress(),
             self.train.decay_fraction,
@@ -136,12 +150,11 @@ class Trainer:
         warming = self.step < self.train.ce_warmup_steps
         self.model.options.ce_weight = 1.0 if warming else self.train.ce_weight
         self.model.options.tv_weight = 0.0 if warming else self.train.tv_weight
-        length = cycle_length(self.step, self.model.num_speculative_tokens)
-        loss, metrics = self.model(row, anchors, length, vocabulary)
+        loss, metrics, anchors = self.loss_of(self.ranks.rank)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(
-            [p for p in self.model.parameters() if p.requires_grad], GRADIENT_CLIP
-        )
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.ranks.average_gradients(trained)
+        norm = torch.nn.utils.clip_grad_norm_(trained, GRADIENT_CLIP)
         if not torch.isfinite(norm):
             raise ValueError(
                 f"step {self.step}: the gradient is not finite (loss {float(loss)}); the last "
@@ -151,16 +164,19 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         values = {key: float(value) for key, value in metrics.items()}
+        values = self.ranks.total({**values, "anchors": anchors})
         return {**reduce_metrics(values), "lr_factor": factor, "grad_norm": float(norm),
-                "anchors": float(anchors.numel()), "length": float(length)}  # fmt: skip
+                "anchors": values["anchors"],
+                "length": float(cycle_length(self.step, self.model.num_speculative_tokens)),
+                }  # fmt: skip
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Metrics on held-out rows over the whole vocabulary, always the same anchors."""
         totals: dict[str, float] = {}
-        generator = torch.Generator().manual_seed(self.train.seed)
+        generator = torch.Generator().manual_seed(self.train.seed + self.ranks.rank)
         k = self.model.num_speculative_tokens
-        for document in self.held_out:
+        for document in self.held_out[self.ranks.rank :: self.ranks.size]:
             row = self.states.row([document], self.train.total_seq_len)
             anchors = select_anchors(row, self.train.validation_anchors, generator)
             if anchors.numel() == 0:
@@ -168,7 +184,7 @@ class Trainer:
             _, metrics = self.model(row, anchors, k, LossRows())
             for key, value in metrics.items():
                 totals[key] = totals.get(key, 0.0) + float(value)
-        return reduce_metrics(totals)
+        return reduce_metrics(self.ranks.total(totals))
 
     # -- the run ------------------------------------------------------------------------
 
@@ -177,21 +193,22 @@ class Trainer:
                 "elapsed_s": self.elapsed, "drafter": self.name,
                 "provenance": provenance()}  # fmt: skip
 
-    def save(self) -> Path:
-        return checkpoint.save(
-            self.folder / "checkpoints", self.model, self.optimizers, self._state()
-        )
+    def save(self) -> None:
+        if self.ranks.first:
+            folder = self.folder / "checkpoints"
+            checkpoint.save(folder, self.model, self.optimizers, self._state())
 
     def resume(self) -> bool:
         """Restore the newest checkpoint; the learning curve forgets what came after it."""
-        found = checkpoint.latest(self.folder / "checkpoints")
+        (found,) = self.ranks.agree(checkpoint.latest(self.folder / "checkpoints"))
         if found is None:
             return False
+        assert isinstance(found, Path)
         state = checkpoint.load(found, self.model, self.optimizers)
         self.step, self.epoch, self.batch = state["step"], state["epoch"], state["batch"]
         self.order, self.elapsed = state["order"], state["elapsed_s"]
         curve = self.folder / "metrics.jsonl"
-        if curve.exists():
+        if self.ranks.first and curve.exists():
             import json
 
             kept = [line for line in read_jsonl(curve) if line["step"] <= self.step]
@@ -199,6 +216,8 @@ class Trainer:
         return True
 
     def _log(self, split: str, values: dict[str, float], writer: Any) -> None:
+        if not self.ranks.first:
+            return
         record = {"step": self.step, "split": split, "epoch": self.epoch,
                   "elapsed_s": round(self.elapsed, 1), **values}  # fmt: skip
         append_jsonl(self.folder / "metrics.jsonl", record)
@@ -206,6 +225,8 @@ class Trainer:
 
     def _checked(self, writer: Any) -> None:
         values = self.validate()
+        if not self.ranks.first:
+            return
         self._log("validation", values, writer)
         shown = {
             key: round(values[key], 4)
@@ -232,19 +253,24 @@ class Trainer:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         self.save()
-        if self.stop:
+        if self.stop and self.ranks.first:
             print(f"stopped at step {self.step}; run the same command again to resume", flush=True)
         self._checked(writer)
         return self.out
 
     def _set_scale(self) -> None:
         """Scale the captured states by their size on the first rows of the run."""
-        parts = [
-            self.states.row([self.corpus[name]], self.train.total_seq_len).states[1:]
-            for name in self.order[:SCALE_ROWS]
-        ]
+        scale = None
+        if self.ranks.first:
+            parts = [
+                self.states.row([self.corpus[name]], self.train.total_seq_len).states[1:]
+                for name in self.order[:SCALE_ROWS]
+            ]
+            scale = state_scale(torch.cat(parts)).cpu()
+        (scale,) = self.ranks.agree(scale)
+        assert isinstance(scale, torch.Tensor)
         fusion = self.model.core.fc
-        fusion.input_scale.copy_(state_scale(torch.cat(parts)))
+        fusion.input_scale.copy_(scale)
         if self.config.drafter.init not in FRESH:
             with torch.no_grad():  # trained weights read unscaled states
                 fusion.weight.div_(fusion.input_scale)
@@ -253,22 +279,25 @@ class Trainer:
         self._start_epoch()
         if self.step == 0:
             self._set_scale()
-        print(f"{self.name}: {len(self._training)} training rows, {len(self.held_out)} held out, "
-              f"{len(self.packs)} steps an epoch, from step {self.step}", flush=True)  # fmt: skip
+        if self.ranks.first:
+            print(f"{self.name}: {len(self._training)} training rows, {len(self.held_out)} held "
+                  f"out, {self.batches} steps an epoch, from step {self.step}",
+                  flush=True)  # fmt: skip
         if self.step == 0 and self.config.drafter.init not in FRESH:
             self._checked(writer)  # what training starts from
         began = time.monotonic() - self.elapsed
         while not self.stop and self._progress() < 1.0:
-            if self.batch >= len(self.packs):
+            if self.batch >= self.batches:
                 self.epoch, self.batch, self.order = self.epoch + 1, 0, []
                 self._start_epoch()
             started = time.monotonic()
             values = self._train_step()
             self.step, self.batch = self.step + 1, self.batch + 1
             self.elapsed = time.monotonic() - began
+            self._agree()
             values["step_s"] = round(time.monotonic() - started, 3)
             self._log("train", values, writer)
-            if self.step % 10 == 0:
+            if self.step % 10 == 0 and self.ranks.first:
                 print(f"step {self.step} loss {values.get('loss', 0.0):.4f} accepted "
                       f"{values.get('accepted_length', 0.0):.3f} {values['step_s']:.1f} s",
                       flush=True)  # fmt: skip
@@ -277,30 +306,8 @@ class Trainer:
             if self.step % self.train.validate_every == 0:
                 self._checked(writer)
 
-
-def log_writer(config: Config, folder: Path) -> Any:
-    """Scalars to TensorBoard or wandb.
-
-    Raises:
-        ValueError: wandb was asked for and is not installed.
-    """
-    if config.train.logger == "wandb":
-        try:
-            import wandb
-        except ImportError:
-            raise ValueError(
-                "train.logger=wandb: wandb is not installed; pip install wandb, or use tensorboard"
-            ) from None
-        run = wandb.init(project="forespark", dir=str(folder))
-        return lambda split, values, step: run.log(
-            {f"{split}/{key}": value for key, value in values.items()}, step=step
-        )
-    from torch.utils.tensorboard import SummaryWriter
-
-    board = SummaryWriter(str(folder / "tensorboard"), flush_secs=60)
-
-    def write(split: str, values: dict[str, float], step: int) -> None:
-        for key, value in values.items():
-            board.add_scalar(f"{split}/{key}", value, step)
-
-    return write
+    def _agree(self) -> None:
+        """One clock and one decision to stop, or ranks would end at different steps."""
+        (elapsed,) = self.ranks.agree(self.elapsed)
+        assert isinstance(elapsed, float)
+        self.elapsed, self.stop = elapsed, self.ranks.any(self.stop)

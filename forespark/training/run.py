@@ -5,16 +5,20 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import json
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
 from forespark.config import Config, require_model
 from forespark.training.build import drafter_of, state_cache
-from forespark.training.loop import Trainer, log_writer
+from forespark.training.loop import Trainer
+from forespark.training.ranks import Ranks, joined
 from forespark.training.rows import read_rows
+from forespark.training.writers import log_writer
 
 
 def corpus_sources(config: Config) -> list[Path]:
@@ -71,8 +75,26 @@ def state_source(config: Config, endpoint: str | None) -> Iterator[str | None]:
     folder = Path(config.run_dir) / "hidden" / "stream"
     folder.mkdir(parents=True, exist_ok=True)
     log = Path(config.run_dir) / "logs" / "hidden-state-server.log"
-    with served_target(config, log=log, extra_args=extraction_args(config, folder)) as server:
+    extra, devices = extraction_args(config, folder), config.train.server_devices
+    with served_target(config, log=log, extra_args=extra, devices=devices) as server:
         yield server.url
+
+
+@contextmanager
+def shared_source(config: Config, endpoint: str | None, ranks: Ranks) -> Iterator[str | None]:
+    """``state_source`` of rank 0, for all ranks of one machine or shared file system."""
+    with state_source(config, endpoint) if ranks.first else nullcontext() as url:
+        (shared,) = ranks.agree(url)
+        assert shared is None or isinstance(shared, str)
+        yield shared
+
+
+def launch_command(config: Config, argv: list[str]) -> list[str] | None:
+    """torchrun over ``train.processes`` ranks; None when this process shall train itself."""
+    if config.train.processes == 1 or "WORLD_SIZE" in os.environ:
+        return None
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(config.train.processes), *argv]
 
 
 def run(config: Config, name: str, out: Path | None = None, endpoint: str | None = None) -> Path:
@@ -91,12 +113,12 @@ def run(config: Config, name: str, out: Path | None = None, endpoint: str | None
         run_dir / "train" / name if out == run_dir / "drafters" / name else Path(f"{out}.train")
     )
     folder.mkdir(parents=True, exist_ok=True)
-    with state_source(config, endpoint) as url:
+    with joined() as ranks, shared_source(config, endpoint, ranks) as url:
         model = drafter_of(config, name)
         trainer = Trainer(
-            config, model, state_cache(config, url),
-            name=name, sources=corpus_sources(config), folder=folder, out=out,
+            config, model, state_cache(config, url), name=name,
+            sources=corpus_sources(config), folder=folder, out=out, ranks=ranks,
         )  # fmt: skip
-        if trainer.resume():
+        if trainer.resume() and ranks.first:
             print(f"resuming {name} at step {trainer.step}", flush=True)
-        return trainer.fit(log_writer(config, folder))
+        return trainer.fit(log_writer(config, folder) if ranks.first else None)

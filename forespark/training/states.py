@@ -45,7 +45,7 @@ class LocalStates:
             raise ValueError(
                 f"{self.model_name}: cannot load the target ({error}); run setup.sh"
             ) from error
-        model = causal.model.eval().requires_grad_(False)
+        model = causal.model.eval().requires_grad_(False).to(torch.get_default_device())
         layers = len(model.layers)
         if max(self.layer_ids) > layers or min(self.layer_ids) < 0:
             raise ValueError(
@@ -183,7 +183,7 @@ class StateCache:
             ids.extend(kept)
             masks.extend(document.loss_mask[:budget])
             lengths.append(len(kept))
-        states = torch.cat(parts)
+        states = torch.cat(parts).to(torch.get_default_device())
         return Row(
             input_ids=torch.tensor(ids),
             loss_mask=torch.tensor(masks, dtype=torch.bool),

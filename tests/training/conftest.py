@@ -63,7 +63,12 @@ def tiny_overrides(target: Path, corpus: Path, folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def config(tiny_target, corpus, tmp_path):
+def overrides(tiny_target, corpus, tmp_path):
+    return tiny_overrides(tiny_target, corpus, tmp_path)
+
+
+@pytest.fixture
+def config(overrides):
     from forespark.config import load
 
-    return load(tiny_overrides(tiny_target, corpus, tmp_path))
+    return load(overrides)
