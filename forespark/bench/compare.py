@@ -253,21 +253,26 @@ def _rounds(loads: dict[int, dict[int, tuple[float, float]]]) -> set[int]:
 
 
 def same_outputs(records: Iterable[LoadRecord], base: str = "ar") -> dict[str, dict[str, int]]:
-    """Requests per arm whose output tokens equal the base arm's for the same batch.
+    """Requests per arm whose output tokens equal the base arm's at the same point.
 
     Greedy decoding is lossless, so they differ only where the target's choice between
     nearly tied tokens depends on the shape of the batch.
     """
     rows = list(records)
-    reference = {(r.load, r.round, r.batch): r.output_sha256 for r in rows if r.arm == base}
+    reference = {
+        (r.load, r.round, r.batch): dict(zip(r.prompt_ids, r.output_sha256, strict=True))
+        for r in rows
+        if r.arm == base
+    }
     counts: dict[str, dict[str, int]] = {}
     for row in rows:
-        wanted = reference.get((row.load, row.round, row.batch))
-        if row.arm == base or wanted is None or len(wanted) != len(row.output_sha256):
-            continue
-        cell = counts.setdefault(row.arm, {"requests": 0, "same": 0})
-        cell["requests"] += len(wanted)
-        cell["same"] += sum(a == b for a, b in zip(wanted, row.output_sha256, strict=True))
+        wanted = reference.get((row.load, row.round, row.batch), {})
+        pairs = zip(row.prompt_ids, row.output_sha256, strict=True)
+        same = [output == wanted[prompt] for prompt, output in pairs if prompt in wanted]
+        if row.arm != base and same:
+            cell = counts.setdefault(row.arm, {"requests": 0, "same": 0})
+            cell["requests"] += len(same)
+            cell["same"] += sum(same)
     return counts
 
 
