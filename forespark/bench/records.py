@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,8 +108,7 @@ class SloRecord(Record):
 R = TypeVar("R", bound=Record)
 
 
-@cache
-def _fields(kind: Any) -> tuple[dict[str, str], set[str]]:
+def _fields(kind: type[Record]) -> tuple[dict[str, str], set[str]]:
     """Annotated types of all fields, and the names of those that a row must have."""
     types = {f.name: str(f.type) for f in fields(kind)}
     needed = {name for name, annotation in types.items() if not annotation.endswith("| None")}
@@ -133,8 +131,9 @@ def read_records(path: Path, kind: type[R]) -> list[R]:
         return []
     records: list[R] = []
     seen: dict[tuple[Any, ...], int] = {}
+    form = _fields(kind)
     for number, row in enumerate(read_jsonl(path), start=1):
-        record = _parse(row, kind, f"{path}, line {number}")
+        record = kind(**_checked(row, *form, f"{path}, line {number}"))
         if record.key in seen:
             raise ValueError(
                 f"{path}, line {number}: point {record.key} is already on line "
@@ -145,21 +144,20 @@ def read_records(path: Path, kind: type[R]) -> list[R]:
     return records
 
 
-def _parse(row: Any, kind: type[R], where: str) -> R:
+def _checked(row: Any, types: dict[str, str], needed: set[str], where: str) -> dict[str, Any]:
     if not isinstance(row, dict) or row.get("schema") != SCHEMA:
         found = row.get("schema") if isinstance(row, dict) else row
         raise ValueError(
             f"{where}: got schema {found!r}, this version reads {SCHEMA}; "
             "measure again or use the commit named in run.json"
         )
-    types, needed = _fields(kind)
     unknown, missing = sorted(set(row) - set(types)), sorted(needed - set(row))
     if unknown or missing:
         raise ValueError(f"{where}: unknown fields {unknown}, missing fields {missing}")
     for name, value in row.items():
         if not _is(value, types[name]):
             raise ValueError(f"{where}: {name}: got {value!r}, want {types[name]}")
-    return kind(**row)
+    return row
 
 
 def _is(value: Any, kind: str) -> bool:
