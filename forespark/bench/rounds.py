@@ -45,6 +45,7 @@ class ArmRounds(ABC):
 
     bench_name: ClassVar[str]
     record_type: ClassVar[type[Record]]
+    prefix_cache = False  # of the servers; emptied by whoever wants it on
 
     def __init__(self, config: Config, out: Path, endpoint: str | None = None) -> None:
         """
@@ -160,13 +161,16 @@ class ArmRounds(ABC):
             return nullcontext(self)
         serve = self.config.serve
         port = serve.port + place
+        cache = self.prefix_cache
         return Server(
-            serve_command(self.config, arm, trace=trace, port=port),
+            serve_command(self.config, arm, trace=trace, port=port, prefix_cache=cache),
             host=serve.host,
             port=port,
             log=self.out / "logs" / f"{label}.log",
             ready_timeout_s=serve.ready_timeout_s,
             label=label,
+            # vLLM empties its cache on demand in its development mode only.
+            environment={"VLLM_SERVER_DEV_MODE": "1"} if cache else None,
         )
 
     def _run_arms(self, arms: list[str], round_index: int, progress: tqdm[Any]) -> None:

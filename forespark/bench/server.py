@@ -6,6 +6,7 @@ killed outright.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,7 @@ def serve_command(
     trace: Path | None = None,
     script: Path | None = None,
     port: int | None = None,
+    prefix_cache: bool = False,
 ) -> list[str]:
     """Command line that serves ``arm`` with the settings of ``config``.
 
@@ -51,7 +53,8 @@ def serve_command(
         command.append(f"serve.trace={quote(str(trace))}")
     command += overrides(config)
     # Every batch must prefill from an empty cache (Appendix C).
-    return [*command, "--scheduler-cls", BARRIER, "--no-enable-prefix-caching"]
+    cache = [] if prefix_cache else ["--no-enable-prefix-caching"]
+    return [*command, "--scheduler-cls", BARRIER, *cache]
 
 
 def overrides(config: Config) -> list[str]:
@@ -107,12 +110,14 @@ class Server:
         log: Path,
         ready_timeout_s: float,
         label: str = "server",
+        environment: dict[str, str] | None = None,  # beside this process's own
     ) -> None:
         self.command = command
         self.host, self.port = host, port
         self.log = Path(log)
         self.ready_timeout_s = ready_timeout_s
         self.label = label
+        self.environment = {**os.environ, **(environment or {})}
         self.process: Child | None = None
 
     @property
@@ -121,7 +126,7 @@ class Server:
 
     def __enter__(self) -> Server:
         require_free_port(self.host, self.port)
-        self.process = Child(self.command, log=self.log)
+        self.process = Child(self.command, env=self.environment, log=self.log)
         try:
             self._wait_until_ready()
         except BaseException:

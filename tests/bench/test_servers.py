@@ -110,6 +110,9 @@ def test_serve_command_passes_what_differs(tmp_path):
     assert "--target smollm2 --arm forespark --port 8123" in text
     assert "target.max_num_seqs=4" in command and "bench.rounds" not in text
     assert "--scheduler-cls forespark.serving.barrier.BarrierScheduler" in text
+    assert command[-1] == "--no-enable-prefix-caching"
+    cached = server.serve_command(config, "forespark", prefix_cache=True)
+    assert "--no-enable-prefix-caching" not in cached and cached[-2] == "--scheduler-cls"
     again = load([c for c in command if c.startswith(("drafter.", "target.", "serve."))])
     assert again.drafter.dir == folder and again.target.max_num_seqs == 4
     assert again.serve.trace == str(tmp_path / "t.jsonl")
@@ -119,7 +122,7 @@ def test_servers_are_started_once_per_arm_and_round(config, tmp_path, monkeypatc
     config.bench.arms, config.bench.loads = ["ar", "forespark"], [1]
     started = []
 
-    def command(config, arm, *, trace=None, port=None):
+    def command(config, arm, *, trace=None, port=None, prefix_cache=False):
         started.append(arm)
         return [sys.executable, str(MOCK), "--port", str(port)]
 
@@ -144,7 +147,7 @@ def test_side_by_side_arms_take_turns_batch_by_batch(config, tmp_path, monkeypat
     config.serve.port = mock_server(tmp_path).port
     ports = {}
 
-    def command(config, arm, *, trace=None, port=None):
+    def command(config, arm, *, trace=None, port=None, prefix_cache=False):
         ports.setdefault(port, []).append(arm)
         mode = "die" if arm == "dspark" and len(ports) == 3 else "serve"
         return [sys.executable, str(MOCK), "--port", str(port), f"mock.mode={mode}"]
