@@ -25,12 +25,11 @@ def main() -> None:
     from forespark.training.run import launch_command, run
 
     command = launch_command(config, [word for word in sys.argv if word != "--dry-run"])
+    launch = [] if command is None else [shlex.join(command)]
     if args.dry_run:
         sources = config.train.data or [f"{config.run_dir}/corpus"]
-        steps = [f"train {args.drafter} on {', '.join(sources)}"]
-        cli.plan(
-            steps + ([shlex.join(command)] if command else []), [*sources, config.target.model]
-        )
+        needed = [*sources, config.target.model]
+        cli.plan([f"train {args.drafter} on {', '.join(sources)}", *launch], needed, config)
         return
     if command is not None:
         os.execv(command[0], command)

@@ -149,7 +149,7 @@ def test_flags_of_the_user_come_last(run):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["arm=dspark", "serve.force_length=3"], "only the forespark drafter"),
+        (["arm=dspark", "serve.force_length=3"], "always drafts K tokens"),
         (["arm=forespark", "arm.verify=full"], "want adaptive"),
         (["arm=forespark", "serve.min_draft=8"], "at most K=7"),
     ],
@@ -161,7 +161,7 @@ def test_combinations_that_cannot_be_served(run, overrides, message):
 
 @pytest.mark.parametrize(
     "override",
-    ["arm.draft=none", "arm.verify=none", "arm.drafter=dspark", "arm.verify=capped"],
+    ["arm.draft=none", "arm.verify=none", "arm.verify=capped"],
 )
 def test_arm_that_contradicts_itself(run, override):
     with pytest.raises(ValueError, match=r"arm\.draft"):
@@ -174,7 +174,8 @@ def test_calibration_of_another_k_is_refused_before_the_engine_starts(run):
     content = {"schema": 1, "key": key, "pre": None}
     content["post"] = {"theta": [1.0] * 7, "ece_before": [], "ece_after": [], "samples": []}
     record.write_json(run.root / "calibration-dspark.json", content)
-    record.write_json(run.drafter / "config.json", {"block_size": 7})
+    checkpoint = {"block_size": 7, "sample_from_anchor": True}
+    record.write_json(run.drafter / "config.json", checkpoint)
     config = run("arm=dspark", "drafter.num_speculative_tokens=5")
     with pytest.raises(ValueError, match="K is 7"):
         engine_arguments(config, artifacts.resolve(config))

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module", autouse=True)
 def vllm():
     """vLLM's modules, loaded before torch pretends anything."""
-    from forespark.serving import manager, speculator
+    from forespark.serving import manager, planned
 
-    return manager, speculator
+    return manager, planned
 
 
 @pytest.fixture
