@@ -42,7 +42,7 @@ def needs(config: Config) -> list[str]:
         wanted = weights + target.cpu_kv_cache_gib * GIB
         lines.append(f"           {have / GIB:.1f} GiB are free; the engine reserves "
                      f"{target.cpu_kv_cache_gib} GiB for its KV cache")  # fmt: skip
-    if len(devices) not in (0, *range(ranks, 1025)) or wanted > have:
+    if 0 < len(devices) < ranks or wanted > have:
         raise ValueError(
             f"target {target.name} wants {wanted / GIB:.1f} GiB on {ranks} devices, this machine "
             f"has {have / GIB:.1f} GiB on {len(devices) or 1}; lower target.cpu_kv_cache_gib or "

@@ -22,6 +22,8 @@ import scheduler
 import slo
 import training_cost
 
+from forespark.record import read_json
+
 OURS, DSPARK, NOJS = "forespark", "dspark", "forespark_nojs"
 
 
@@ -57,6 +59,18 @@ def matched(base: str, arm: str = OURS) -> Callable[[Path], str | None]:
         return _times(best["ratio"], best["interval"]) if best else None
 
     return ours
+
+
+def at_length(K: int, ours: Callable[[Path], str | None]) -> Callable[[Path], str | None]:
+    """The same for records of drafts of at most ``K`` tokens; others have no value."""
+
+    def checked(folder: Path) -> str | None:
+        run = folder / "run.json"
+        if not run.exists() or read_json(run)["fixed"].get("K") != K:
+            return None
+        return ours(folder)
+
+    return checked
 
 
 def over_strongest(folder: Path) -> str | None:
@@ -268,11 +282,13 @@ CLAIMS = (
     Claim("temperature", "throughput over DSpark at temperature 1, at most",
           "1.76×", "6.5, Fig. 12", *_variant("t1"), matched(DSPARK)),
     Claim("draft length", "throughput over DSpark at K = 7, at most",
-          "1.32× (Qwen3-14B)", "6.5, Fig. 16", *_DECODE, matched(DSPARK)),
+          "1.32× (Qwen3-14B)", "6.5, Fig. 16", *_DECODE, at_length(7, matched(DSPARK))),
     Claim("draft length", "request rate at 90 % attainment over DSpark's at K = 7",
-          "1.21× (Qwen3-14B)", "Appendix F, Fig. 16", *_SLO, capacity_over(DSPARK)),
+          "1.21× (Qwen3-14B)", "Appendix F, Fig. 16", *_SLO,
+          at_length(7, capacity_over(DSPARK))),
     Claim("draft length", "throughput over DSpark at K = 15, at most",
-          "1.77 / 1.40 / 1.34×", "6.2, Fig. 17", *_variant("k15"), matched(DSPARK)),
+          "1.77 / 1.40 / 1.34×", "6.2, Fig. 17", *_variant("k15"),
+          at_length(15, matched(DSPARK))),
     Claim("other drafters", "throughput of DSpark with WCS over DSpark, at most",
           "1.27×", "6.7, Fig. 13", *_variant("dspark_wcs"), matched(DSPARK, "dspark_wcs")),
     Claim("other drafters", "throughput with WCS over MTP / EAGLE-3, at most",

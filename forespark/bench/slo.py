@@ -63,8 +63,10 @@ class SloBenchmark(StreamBenchmark):
         return ("slo", arm, point.rate, point.round)
 
     def unfinished(self) -> list[str]:
-        """As for every benchmark; before rates are known, all arms."""
-        return super().unfinished() if self.rates else list(self.bench.arms)
+        """As for every benchmark; before rates are known, all arms and those to be probed."""
+        if self.rates:
+            return super().unfinished()
+        return list(dict.fromkeys([*self.bench.arms, *self.slo.probe_arms]))
 
     def expected_s(self, point: RatePoint, clock: StepClock) -> float:
         return self.slo.warmup_s + self.slo.window_s + self.patience_s(1.0)
@@ -121,25 +123,34 @@ class SloBenchmark(StreamBenchmark):
     # --- rates
 
     def _known_rates(self) -> list[float]:
+        """Rates that an earlier run chose; none before all arms are probed."""
+        rates = self._probed().get("rates", [])
+        if not isinstance(rates, list) or not all(isinstance(r, int | float) for r in rates):
+            raise ValueError(
+                f"{self.out / RATES}: rates: got {rates!r}, want numbers; delete it to probe anew"
+            )
+        return [float(rate) for rate in rates]
+
+    def _probed(self) -> dict[str, Any]:
         path = self.out / RATES
-        if not path.exists():
-            return []
-        found = read_json(path)
-        rates = found.get("rates") if isinstance(found, dict) else None
-        good = isinstance(rates, list) and rates and all(isinstance(r, int | float) for r in rates)
-        if not good:
-            raise ValueError(f"{path}: want an object with rates; delete the file to probe anew")
-        return [float(rate) for rate in rates or []]
+        found = read_json(path) if path.exists() else {"capacities": {}}
+        if not isinstance(found, dict) or not isinstance(found.get("capacities"), dict):
+            raise ValueError(f"{path}: want an object with capacities; delete it to probe anew")
+        return found
 
     def _probe_all(self) -> list[float]:
         """Probe the arms of ``slo.probe_arms``; what was found is kept after each."""
         path = self.out / RATES
-        capacities: dict[str, float] = {}
+        capacities: dict[str, float] = self._probed()["capacities"]
         for arm in tqdm(self.slo.probe_arms, desc="probing", unit="arm"):
+            if arm in capacities:
+                continue
             with self.server(arm, f"probe-{arm}") as server:
                 served = Arm(arm, self.config.target.name, self.run_id, None)
                 capacities[arm] = asyncio.run(self._probe(server.endpoint, served))
-        rates = chosen_rates(list(capacities.values()), self.slo.points)
+            write_json(path, {"schema": 1, "capacities": capacities})
+        chosen = [capacities[arm] for arm in self.slo.probe_arms]
+        rates = chosen_rates(chosen, self.slo.points)
         write_json(path, {"schema": 1, "capacities": capacities, "rates": rates})
         return rates
 

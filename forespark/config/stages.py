@@ -94,6 +94,9 @@ class TrainConfig:
     optimizer: str = "adamw"  # adamw | muon (float32 Newton-Schulz for matrices)
     muon_lr: float = 2e-3
     logger: str = "tensorboard"  # tensorboard | wandb
+    # float32 matrix products, as torch.set_float32_matmul_precision: "medium" rounds their
+    # inputs to bfloat16 where that is faster (AMX; TF32 or bfloat16 on a GPU).
+    matmul_precision: str = "highest"
     attn_impl: str = "simple_flex_attention"
     processes: int = 1  # data-parallel ranks on this machine, one per GPU; more: by torchrun
     # GPUs of the hidden-state server, as in CUDA_VISIBLE_DEVICES; ranks use the first ones.
@@ -130,6 +133,12 @@ class TrainConfig:
             "train.hidden_states",
             self.hidden_states,
             "server or local",
+        )
+        require(
+            self.matmul_precision in ("highest", "high", "medium"),
+            "train.matmul_precision",
+            self.matmul_precision,
+            "highest, high or medium",
         )
         require(
             0.0 < self.decay_fraction <= 1.0,

@@ -27,7 +27,7 @@ from forespark.training import rows
 from forespark.training.build import drafter_of, state_cache
 from forespark.training.loop import GRADIENT_CLIP
 from forespark.training.optim import build_optimizers
-from forespark.training.run import corpus_sources, prepare_cpu, state_source
+from forespark.training.run import corpus_sources, prepare_torch, state_source
 
 BENCH = "training_cost"
 ARMS = ("dflash2", "forespark", "dspark")
@@ -133,7 +133,7 @@ def measure(config: Config, out: Path, endpoint: str | None = None) -> Path:
     if records.exists():
         raise ValueError(f"{records} is there already; one run is one measurement: use another "
                          "--out, or delete the folder")  # fmt: skip
-    prepare_cpu()
+    prepare_torch(config)
     learners = [Learner(config, arm) for arm in ARMS]
     K = config.drafter.num_speculative_tokens
     work = _work(config, endpoint, K, learners[0].model.core.lm_head.weight.shape[0])

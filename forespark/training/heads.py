@@ -21,7 +21,7 @@ from forespark.training.build import loss_options, state_cache
 from forespark.training.export import heads_meta
 from forespark.training.loop import Trainer
 from forespark.training.rows import read_rows
-from forespark.training.run import corpus_sources, prepare_cpu, state_source
+from forespark.training.run import corpus_sources, prepare_torch, state_source
 from forespark.training.writers import log_writer
 
 WEIGHTS = "model.safetensors"
@@ -130,7 +130,7 @@ def run(config: Config, out: Path | None = None, endpoint: str | None = None) ->
         OSError: the hidden-state server cannot be reached or died.
     """
     require_model(config.target.model)
-    prepare_cpu()
+    prepare_torch(config)
     folder = checkpoint_folder(config)
     model = load_frozen(config, folder)
     read_rows(corpus_sources(config))  # a bad corpus costs no server start

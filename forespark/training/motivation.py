@@ -22,7 +22,7 @@ from forespark.record import SCHEMA, append_jsonl, file_sha256, provenance, writ
 from forespark.training import rows
 from forespark.training.build import state_cache
 from forespark.training.replay import Replayed, load_exported, replay
-from forespark.training.run import corpus_sources, prepare_cpu, state_source
+from forespark.training.run import corpus_sources, prepare_torch, state_source
 from forespark.training.states import StateSource
 
 BENCH = "motivation"
@@ -104,7 +104,7 @@ def measure(config: Config, out: Path, endpoint: str | None = None) -> Path:
     if records.exists():
         raise ValueError(f"{records} is there already; one run is one measurement: use another "
                          "--out, or delete the folder")  # fmt: skip
-    prepare_cpu()
+    prepare_torch(config)
     places = drafter_places(config, "forespark")
     folder = next((p for p in places if (p / "model.safetensors").is_file()), places[0])
     model = load_exported(config, "forespark", folder)

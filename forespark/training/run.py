@@ -28,8 +28,12 @@ def corpus_sources(config: Config) -> list[Path]:
     return [Path(config.run_dir) / "corpus"]
 
 
-def prepare_cpu() -> None:
-    """Keep large buffers inside the process: fresh pages dominate small CPU steps."""
+def prepare_torch(config: Config) -> None:
+    """Precision of matrix products; on a CPU, keep large buffers inside the process.
+
+    Fresh pages dominate small CPU steps.
+    """
+    torch.set_float32_matmul_precision(config.train.matmul_precision)
     if torch.cuda.is_available():
         return
     name = ctypes.util.find_library("c")
@@ -105,7 +109,7 @@ def run(config: Config, name: str, out: Path | None = None, endpoint: str | None
         OSError: the hidden-state server cannot be reached or died.
     """
     require_model(config.target.model)
-    prepare_cpu()
+    prepare_torch(config)
     run_dir = Path(config.run_dir)
     read_rows(corpus_sources(config))  # a bad corpus costs no server start
     out = Path(out) if out is not None else run_dir / "drafters" / name

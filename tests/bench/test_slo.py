@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -181,3 +183,29 @@ def test_an_unreadable_trace_is_refused_first(slow, tmp_path):
     slow.slo.arrivals = f"file:{tmp_path / 'absent'}"
     with pytest.raises(ValueError, match="no such file"):
         SloBenchmark(slow, tmp_path / "out", "http://unused")
+
+
+def test_probing_goes_on_where_it_stopped(slow, tmp_path, monkeypatch):
+    """Arms that are probed need their files, too, and are probed once."""
+    slow.slo.rates, slow.slo.probe_arms, slow.bench.arms = [], ["ar", "forespark"], ["ar"]
+    probed = []
+
+    async def probe(self, endpoint, arm):
+        probed.append(arm.name)
+        if len(probed) == 2:
+            raise ValueError("killed")
+        return 4.0 * len(probed)
+
+    monkeypatch.setattr(SloBenchmark, "_probe", probe)
+    monkeypatch.setattr(
+        SloBenchmark, "server", lambda self, *_: nullcontext(SimpleNamespace(endpoint=""))
+    )
+    made = SloBenchmark(slow, tmp_path)
+    assert made.unfinished() == ["ar", "forespark"]
+    with pytest.raises(ValueError, match="killed"):
+        made._probe_all()
+    again = SloBenchmark(slow, tmp_path)
+    assert again.rates == [] and read_json(tmp_path / "rates.json")["capacities"] == {"ar": 4.0}
+    rates = again._probe_all()
+    assert probed == ["ar", "forespark", "forespark"] and rates == chosen_rates([4.0, 12.0], 6)
+    assert SloBenchmark(slow, tmp_path).rates == rates

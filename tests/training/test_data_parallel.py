@@ -87,14 +87,15 @@ def test_two_ranks_are_one_bigger_step(overrides, tmp_path):
             ranks=Both(trainer),
         )
     )
-    out = trainer[0].fit(lambda split, values, step: None)
-    ours = load_file(out / "model.safetensors")
-    theirs = load_file(Path(load(shared).run_dir) / "drafters/forespark/model.safetensors")
-    for name, weight in ours.items():
-        torch.testing.assert_close(weight.float(), theirs[name].float(), atol=1e-2, rtol=1e-2)
+    trainer[0].fit(lambda split, values, step: None)
+    folders = (tmp_path / "alone/train", Path(load(shared).run_dir) / "train/forespark")
+    ours, theirs = (load_file(f / "checkpoints/step-3/tensors.safetensors") for f in folders)
+    assert ours.keys() == theirs.keys()
+    for name in (n for n in ours if n.startswith("model/")):
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-4, rtol=1e-3)
     curves = [
         [row for row in read_jsonl(Path(folder) / "metrics.jsonl") if row["split"] == "train"]
-        for folder in (tmp_path / "alone/train", Path(load(shared).run_dir) / "train/forespark")
+        for folder in folders
     ]
     for one, two in zip(*curves, strict=True):
         assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
