@@ -15,6 +15,10 @@ from forespark.serving import packed
 from forespark.serving.conv import BlockOffsets
 from forespark.serving.proposal import Proposal
 
+# Attention backends that read ``query_start_loc`` of a batch on the device, and of the host's
+# copy the longest query and the end only. Context parallelism reads all of the host's copy.
+DEVICE_LENGTHS = {"FLASH_ATTN", "TRITON_ATTN"}
+
 
 class PackedBlocks(DFlashSpeculator):
     """Context K/V and query batch of a DFlash-family drafter; see ``packed`` for the layout.
@@ -24,6 +28,11 @@ class PackedBlocks(DFlashSpeculator):
     """
 
     offsets: BlockOffsets
+
+    def reads_device_lengths(self) -> bool:
+        """Whether the drafter's attention takes block boundaries from the device alone."""
+        backends = {g.backend.get_name() for groups in self.attn_groups for g in groups}
+        return backends <= DEVICE_LENGTHS and self.block_tables.cp_size == 1
 
     def _store_context(
         self, input_batch: Any, context: torch.Tensor, num_rejected: torch.Tensor
@@ -58,8 +67,7 @@ class PackedBlocks(DFlashSpeculator):
             int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max()) + self.num_query_per_req,
             self.max_model_len,
         )
-        starts = np.zeros(num_reqs + 1, dtype=np.int32)
-        np.cumsum(proposal.widths, out=starts[1:])
+        starts = self._starts_on_host(proposal, num_reqs)
         metadata = self._build_attn_metadata(
             num_reqs=num_reqs,
             batch_desc=BatchExecutionDescriptor(
@@ -74,6 +82,21 @@ class PackedBlocks(DFlashSpeculator):
             self.block_tables.slot_mappings[:, :num_tokens], self.kv_cache_config
         )
         return blocks, mappings, metadata
+
+    def _starts_on_host(self, proposal: Proposal, num_reqs: int) -> np.ndarray:
+        """[R + 1] int32 first token of each block, as far as the host knows.
+
+        Where the device chose the lengths: full blocks until the tokens are used up. Only the
+        end and the longest block are read of that, by attention that takes its boundaries
+        from the device.
+        """
+        if proposal.lengths_host is None:
+            starts = np.arange(num_reqs + 1, dtype=np.int32) * self.num_query_per_req
+            return np.minimum(starts, proposal.num_tokens)
+        starts = np.zeros(num_reqs + 1, dtype=np.int32)
+        widths = np.where(proposal.lengths_host > 0, proposal.lengths_host + 1, 0)
+        np.cumsum(widths, out=starts[1:])
+        return starts
 
     def _query_buffers(self) -> packed.QueryBuffers:
         buffers = self.input_buffers

@@ -114,7 +114,7 @@ def _our_manager(
     }
     planner = Planner(n, K, costs, settings, device)
     planner.scores.send(np.arange(n), torch.from_numpy(scores))
-    planner.lengths[:] = K
+    planner.drafts.put(np.arange(n), np.full(n, K))
     planner.counters.drafter_tokens = n * (1 + K)
     starts = torch.zeros(n + 1, dtype=torch.int32, device=device)
     return BudgetManager(planner, _request_states(n, K, device), starts, 1, NO_LIMIT)

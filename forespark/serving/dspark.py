@@ -52,6 +52,8 @@ class PlannedDSpark(PlannedDrafting, DSparkSpeculator):
     """DSpark's Markov walk over packed blocks of planned lengths."""
 
     _speculator_name = "DSpark with planned lengths"
+    # Each step of the walk holds the requests that are still drafting: shapes by lengths.
+    splits_on_device = False
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         super().load_model(target_model)
@@ -83,8 +85,9 @@ class PlannedDSpark(PlannedDrafting, DSparkSpeculator):
         )  # fmt: skip
         first = torch.cumsum(proposal.lengths, 0) - proposal.lengths
         previous = anchors.token.clone()
-        for step in range(int(proposal.lengths_host.max())):
-            live = torch.from_numpy(np.flatnonzero(proposal.lengths_host > step)).to(hidden.device)
+        lengths = proposal.on_host()
+        for step in range(int(lengths.max())):
+            live = torch.from_numpy(np.flatnonzero(lengths > step)).to(hidden.device)
             rows = first[live] + step
             embedding = self.model.markov_embed(previous[live])
             biased = logits[rows] + self.model.markov_bias(embedding)

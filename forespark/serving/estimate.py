@@ -164,7 +164,7 @@ class Estimators:
         if codebook.device.type == "cpu" and codebook.dtype == torch.float32:
             out = walk_numba(inputs)
         else:
-            out = walk(inputs, int(proposal.lengths_host.max()))
+            out = walk(inputs, int(proposal.on_host().max()))
         logits = hidden.float() @ weight[:size] + out.confidence + self.post.bias
         return out, logits
 

@@ -95,5 +95,5 @@ class ExhaustivePlanner(Planner):
 
     def _host_scores(self, slots: np.ndarray) -> np.ndarray:
         """[R, K] survival of each request's draft waiting to be verified, for B."""
-        made = np.maximum(self.lengths[slots], 1) - 1
+        made = np.maximum(self.drafts.lengths[slots], 1) - 1
         return self._triangles(slots)[np.arange(len(slots)), made]

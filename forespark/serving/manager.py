@@ -40,10 +40,10 @@ class BudgetManager(AdaptiveVerificationManager):
         self.survival = torch.zeros(slots, K, dtype=torch.float32, device=req_states.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=req_states.device)
         self.verified = torch.zeros(0, dtype=torch.int64)  # [R] of the last verification
-        # Of the step being prepared: its requests, their plain tokens and drafts present.
+        # Of the step being prepared: its requests, their plain tokens and drafts scheduled.
         self._asked: list[str] = []
         self.online: OnlineCalibration | None = None
-        self._plain = self._limits = np.zeros(0, dtype=np.int64)
+        self._plain = self._scheduled = np.zeros(0, dtype=np.int64)
 
     def add_request(self, req_idx: int) -> None:
         self.planner.forget(req_idx)
@@ -63,14 +63,12 @@ class BudgetManager(AdaptiveVerificationManager):
         idx_mapping: torch.Tensor,  # [R]
         slots: np.ndarray,  # [R]
         lengths: torch.Tensor,  # [R] d_i
-        lengths_host: np.ndarray,  # [R] the same
         survival: torch.Tensor,  # [R, K] post-draft survival, 0 past d_i
     ) -> None:
         """Keep the drafts just made, by slot, until they are verified."""
         index = idx_mapping.to(torch.int64)
         self.survival[index] = survival
         self.lengths[index] = lengths
-        self.planner.lengths[slots] = lengths_host
         self.planner.survival.send(slots, survival)
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
@@ -89,13 +87,13 @@ class BudgetManager(AdaptiveVerificationManager):
         slot_of = self.req_states.req_id_to_index
         slots = np.fromiter(map(slot_of.__getitem__, req_ids), np.int64, count)
         plain = tokens - scheduled
-        limits = np.minimum(self.planner.lengths[slots], scheduled)
+        limits, present = self.planner.drafts.present(slots, scheduled)
         computed = self.req_states.num_computed_tokens_np[slots] + plain
         n = int(np.count_nonzero(computed >= self.req_states.prefill_len.np[slots]))
         room = max(0, self._max_total_logits - count * self.num_bonus_tokens)
         non_draft = int(plain.sum())
-        budget = min(self.planner.budget(slots, limits, n, non_draft), room)
-        self._asked, self._plain, self._limits = req_ids, plain, limits
+        budget = min(self.planner.budget(slots, limits, n, non_draft, present), room)
+        self._asked, self._plain, self._scheduled = req_ids, plain, scheduled
         unread: dict[str, int] = {}  # vLLM's own methods read the last part only
         self._batch_budget = (unread, unread, budget)
         return non_draft + budget
@@ -111,9 +109,10 @@ class BudgetManager(AdaptiveVerificationManager):
         row_of = dict(zip(self._asked, range(count), strict=True))
         rows = np.fromiter(map(row_of.__getitem__, req_ids), np.int64, count)
         plain = async_tensor_h2d(self._plain[rows], device=device)
-        limits = async_tensor_h2d(self._limits[rows], device=device)
-        survival = self.planner.floors.favour(self.survival[idx_mapping.to(torch.int64)])
-        self.verified = distribute(survival, limits, budget)
+        scheduled = async_tensor_h2d(self._scheduled[rows], device=device)
+        index = idx_mapping.to(torch.int64)
+        survival = self.planner.floors.favour(self.survival[index])
+        self.verified = distribute(survival, torch.minimum(self.lengths[index], scheduled), budget)
         self._cu_num_logits[:1].zero_()
         self._cu_num_logits[1 : count + 1] = torch.cumsum(
             self.verified + self.num_bonus_tokens, 0

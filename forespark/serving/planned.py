@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from forespark import record
@@ -34,8 +35,10 @@ from forespark.serving.conv import BlockOffsets
 from forespark.serving.estimate import Estimators
 from forespark.serving.exhaustive import ExhaustivePlanner
 from forespark.serving.planner import Planner
-from forespark.serving.proposal import Proposal, Scored
+from forespark.serving.proposal import Lengths, Proposal, Scored
 from forespark.serving.ranks import Ranks, check_parallel
+
+logger = init_logger(__name__)
 
 
 @dataclass
@@ -63,7 +66,10 @@ class PlannedDrafting(PackedBlocks):
         manager: the budget manager, attached once vLLM has built its request states.
         ranks: the tensor-parallel ranks, which hold rank 0's scores and drafts.
         last: the newest proposal (for traces); None before the first.
+        splits_on_device: tokens can be chosen by lengths that only the device knows.
     """
+
+    splits_on_device = True
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -90,9 +96,9 @@ class PlannedDrafting(PackedBlocks):
             device,
             lockstep=self.ranks.size > 1,
         )
-        # Splitting on a GPU needs lengths that never reach the host, and so
-        # graphs per token bucket; until those exist the host splits there.
-        self.host_split = settings["split"] == "host" or device.type != "cpu" or searches
+        on_gpu = device.type != "cpu"
+        self.host_split = settings["split"] == "host" or searches
+        self.host_split |= on_gpu and not self.splits_on_device
         self.online = self.estimators.follow(settings["recalibrate"], self.max_num_reqs)
         # Full blocks need no pre-draft estimate, unless somebody shall look at it.
         looked_at = bool(settings["trace_detail"]) or self.online is not None
@@ -100,6 +106,12 @@ class PlannedDrafting(PackedBlocks):
         self.offsets = BlockOffsets(self.max_num_tokens, device)
         self.manager: Any = None
         self.last: Proposal | None = None
+
+    def set_attn(self, *args: Any, **kwargs: Any) -> None:
+        super().set_attn(*args, **kwargs)
+        if not self.host_split and self.device.type != "cpu" and not self.reads_device_lengths():
+            self.host_split = True
+            logger.info("the drafter's attention wants draft lengths on the host: split there")
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """No graphs: a packed batch has another shape in every step."""
@@ -168,7 +180,6 @@ class PlannedDrafting(PackedBlocks):
             input_batch.idx_mapping,
             input_batch.idx_mapping_np,
             proposal.lengths,
-            proposal.lengths_host,
             proposal.survival,
         )
         return proposal.tokens
@@ -195,17 +206,10 @@ class PlannedDrafting(PackedBlocks):
         # Requests still prefilling bring about as many prompt tokens to the next step.
         prefill = int(input_batch.num_scheduled_tokens[:count][~samples].sum())
         total = self.planner.draft_lengths_total(slots, samples, prefill)
-        if self.planner.same_length is not None:
-            lengths_host = np.minimum(limits, self.planner.same_length)
-        elif self.host_split:
-            lengths_host = self.planner.split_on_host(slots, limits, total)
-        else:
-            assert scored is not None, "a plan is made from estimates"
-            lengths_host = self._split(scored, total, limits)
-        lengths_host = lengths_host.astype(np.int64)
-        lengths = async_tensor_h2d(lengths_host, device=context.device)
+        lengths = self._choose_lengths(slots, limits, total, scored, context.device)
+        self.planner.note_drafts(slots, lengths, limits)
         proposal = Proposal.empty(
-            lengths, lengths_host, self.num_speculative_steps, scored, self.estimators.pre.form
+            lengths, self.num_speculative_steps, scored, self.estimators.pre.form
         )
         counters = self.planner.counters
         counters.drafted, counters.drafter_tokens = proposal.num_drafts, proposal.num_tokens
@@ -213,10 +217,30 @@ class PlannedDrafting(PackedBlocks):
             self._count_bad(scored.bad)
         return proposal
 
-    def _split(self, scored: Scored, total: int, limits: np.ndarray) -> np.ndarray:
-        """[R] draft lengths of the planned total, ranked by this step's scores."""
+    def _choose_lengths(
+        self,
+        slots: np.ndarray,  # [R]
+        limits: np.ndarray,  # [R] most that each request can draft, 0 while prefilling
+        total: int,
+        scored: Scored | None,
+        device: torch.device,
+    ) -> Lengths:
+        """Lengths of the planned total: all alike, or ranked by the host or by the device.
+
+        The host ranks the newest scores that have landed, the device those of this step.
+        """
+        if self.planner.same_length is not None or self.host_split:
+            if self.planner.same_length is not None:
+                host = np.minimum(limits, self.planner.same_length).astype(np.int64)
+            else:
+                host = self.planner.split_on_host(slots, limits, total).astype(np.int64)
+            return Lengths.known(host, async_tensor_h2d(host, device=device))
+        assert scored is not None, "a plan is made from estimates"
         scores = self.planner.floors.favour(scored.scores)
-        return split(scores, total, torch.from_numpy(limits)).numpy()
+        chosen = split(scores, total, async_tensor_h2d(limits, device=device))
+        if device.type == "cpu":
+            return Lengths.known(chosen.numpy(), chosen)
+        return Lengths.split_on_device(chosen, limits, total)
 
     def _count_bad(self, bad: torch.Tensor) -> None:
         if bad.device.type == "cpu":  # elsewhere counting them would wait for the device

@@ -20,8 +20,10 @@ from forespark.fore_d.prior import fill_missing, prior_scores
 from forespark.fore_d.schedule import plan, replan_budget
 from forespark.fore_d.split import top_prefix_host
 from forespark.serving.caps import dense
+from forespark.serving.drafts import DraftLengths
 from forespark.serving.floors import Floors
 from forespark.serving.mailbox import Mailbox
+from forespark.serving.proposal import Lengths
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Planner:
         self.scores = Mailbox(max_num_reqs, K, device, lockstep=lockstep)
         # Post-draft survival and length of the drafts waiting to be verified, by slot.
         self.survival = Mailbox(max_num_reqs, K, device, lockstep=lockstep)
-        self.lengths = np.zeros(max_num_reqs, dtype=np.int64)
+        self.drafts = DraftLengths(max_num_reqs, device, lockstep=lockstep)
         self.counters = PlanCounters()
         if costs is not None:
             # Compile (or load) the schedule now, not in the first request's step.
@@ -89,7 +91,7 @@ class Planner:
         """A slot got a new request: nothing of the old one may be read."""
         self.scores.forget(slot)
         self.survival.forget(slot)
-        self.lengths[slot] = 0
+        self.drafts.forget(slot)
 
     def draft_lengths_total(self, slots: np.ndarray, samples: np.ndarray, prefill: int = 0) -> int:
         """Sum of d_i to draft now for the requests in ``slots`` that sample.
@@ -142,17 +144,28 @@ class Planner:
         """
         return top_prefix_host(self.floors.favour(self._host_scores(slots)), limits, total)
 
-    def budget(self, slots: np.ndarray, limits: np.ndarray, n: int, non_draft: int) -> int:
+    def note_drafts(self, slots: np.ndarray, lengths: Lengths, limits: np.ndarray) -> None:
+        """Drafts of ``lengths`` [R] are being made for ``slots`` [R] (``DraftLengths``)."""
+        if lengths.host is not None:
+            self.drafts.put(slots, lengths.host)
+            return
+        guess = self.split_on_host(slots, limits, lengths.num_drafts)
+        self.drafts.send(slots, lengths.device, guess, limits, lengths.num_drafts)
+
+    def budget(
+        self, slots: np.ndarray, limits: np.ndarray, n: int, non_draft: int, present: int
+    ) -> int:
         """B for the batch about to be verified, from its actual N and the drafts present.
 
         Args:
             slots: [R] request-state slots.
-            limits: [R] draft tokens of each request that can still be verified.
+            limits: [R] draft tokens of each request that can still be verified, as far as the
+                host knows.
             n: requests that sample in this step.
             non_draft: N.
+            present: draft tokens in all that are there for certain; B stays within.
         """
         began = time.perf_counter()
-        present = int(limits.sum())
         self.counters.present = present
         everything = self.verify_rule == "full" or self.force_length is not None
         if everything or self.costs is None or n < self.floors.min_batch:
@@ -176,6 +189,7 @@ class Planner:
                 self.counters.drafter_tokens,
                 self.price_other,
             )
+            budget = min(budget, present)
         self.counters.budget = budget
         self.counters.budget_us = (time.perf_counter() - began) * 1e6
         return budget

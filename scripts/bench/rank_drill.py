@@ -39,6 +39,7 @@ from forespark.fore_d.costs import CostTables  # noqa: E402
 from forespark.fore_d.split import distribute, split  # noqa: E402
 from forespark.serving.mailbox import Mailbox  # noqa: E402
 from forespark.serving.planner import Planner  # noqa: E402
+from forespark.serving.proposal import Lengths  # noqa: E402
 from forespark.serving.ranks import Ranks  # noqa: E402
 
 K = 7
@@ -123,10 +124,12 @@ class Drill:
         cpu = torch.device("cpu")
         self.planner = Planner(SLOTS, K, costs, SETTINGS, cpu, self.lockstep)
         if self.late:
-            self.planner.scores, self.planner.survival = (
-                Mailbox(SLOTS, K, cpu, lambda: Late(self.own), self.lockstep) for _ in range(2)
+            self.planner.scores, self.planner.survival, self.planner.drafts.box = (
+                Mailbox(SLOTS, width, cpu, lambda: Late(self.own), self.lockstep)
+                for width in (K, K, 2)
             )
         self.survival = torch.zeros(SLOTS, K)
+        self.lengths = np.zeros(SLOTS, dtype=np.int64)  # as the device holds them
         self.live: list[int] = []
 
     def noisy(self, values: np.ndarray) -> torch.Tensor:
@@ -153,14 +156,18 @@ class Drill:
         total = self.planner.draft_lengths_total(slots, samples, int((~samples).sum()))
         if self.shared.random() < 0.5:
             lengths = self.planner.split_on_host(slots, limits, total)
+            chosen = Lengths.known(lengths, torch.from_numpy(lengths))
         else:
-            lengths = split(scores, total, torch.from_numpy(limits)).numpy()
+            on_device = split(scores, total, torch.from_numpy(limits))
+            lengths = on_device.numpy()
+            chosen = Lengths.split_on_device(on_device, limits, total)
+        self.planner.note_drafts(slots, chosen, limits)
         tokens = torch.from_numpy(self.own.integers(0, 50000, (len(slots), K)))
         survival = self.noisy(true * self.shared.uniform(0.8, 1.0, true.shape))
         self.ranks.share(tokens, survival)
         self.survival[slots] = survival
-        self.planner.lengths[slots] = lengths
-        self.planner.counters.drafter_tokens = int(lengths.sum() + (lengths > 0).sum())
+        self.lengths[slots] = lengths
+        self.planner.counters.drafter_tokens = chosen.num_tokens
         self.planner.survival.send(slots, survival)
         content = [slots, lengths, verified.numpy(), np.array([total, budget])]
         if not isinstance(self.ranks, Alone):
@@ -175,13 +182,14 @@ class Drill:
         wanted = 1 if not self.live else int(self.shared.integers(0, 3))
         for slot in self.shared.permutation(free)[:wanted].tolist():
             self.planner.forget(slot)
+            self.lengths[slot] = 0
             self.live.append(slot)
 
     def _verify(self, slots: np.ndarray) -> tuple[int, torch.Tensor]:
-        present = np.minimum(
-            self.planner.lengths[slots], self.shared.integers(K - 2, K + 1, len(slots))
-        )
-        budget = self.planner.budget(slots, present, len(slots), len(slots))
+        scheduled = self.shared.integers(K - 2, K + 1, len(slots))
+        limits, certain = self.planner.drafts.present(slots, scheduled)
+        budget = self.planner.budget(slots, limits, len(slots), len(slots), certain)
+        present = np.minimum(self.lengths[slots], scheduled)
         assert 0 <= budget <= present.sum(), (budget, present)
         verified = distribute(self.survival[slots], torch.from_numpy(present), budget)
         assert int(verified.sum()) == budget, "the device fills exactly B"

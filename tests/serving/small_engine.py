@@ -47,11 +47,18 @@ class SmallEngine:
         noise: added to every weight of the estimators and the drafter, as another rank's
             rounding would.
         drawn: drafts are sampled, and their distribution kept for rejection sampling.
+        split: where a planned total becomes lengths, ``host`` or ``device``.
     """
 
     def __init__(
-        self, device: str, ranks: Ranks | None = None, noise: float = 0.0, drawn: bool = False
+        self,
+        device: str,
+        ranks: Ranks | None = None,
+        noise: float = 0.0,
+        drawn: bool = False,
+        split: str = "host",
     ) -> None:
+        self.split = split
         self.device = pretend_gpu.DEVICE if device == "cuda" else torch.device("cpu")
         self.rng = torch.Generator().manual_seed(5)
         self.other = torch.Generator().manual_seed(99)
@@ -144,7 +151,8 @@ class SmallEngine:
             planner=Planner(
                 SLOTS, K, estimators.costs, SETTINGS, device, lockstep=ranks.size > 1
             ),
-            host_split=True, estimates_first=True, last=None, online=None, max_model_len=CONTEXT,
+            host_split=self.split == "host", estimates_first=True, last=None,
+            online=None, max_model_len=CONTEXT,
             num_speculative_steps=K, num_query_per_req=K + 1, parallel_drafting_token_id=MASK,
             draft_kv_cache_group_ids=[0], _layer_group_idx=None, _group_causal=None,
             block_tables=SimpleNamespace(
@@ -240,7 +248,7 @@ class SmallEngine:
             self.computed[name] += int(count)
         last = self.speculator.last
         self.log.append(
-            {"B": budget, "lengths": last.lengths_host.tolist(), "verified": verified,
+            {"B": budget, "lengths": held(last.lengths).tolist(), "verified": verified,
              "tokens": drafted, "survival": last.survival}
         )  # fmt: skip
         return self.log[-1]
@@ -265,6 +273,11 @@ class SmallEngine:
             batch, None, None, None, [self.put(states)], sampled, rejected, self.put(anchors),
             self.put(anchors.view(1, -1)), self.put(heat), self.put(torch.arange(SLOTS)),
         )  # fmt: skip
+
+
+def held(values: torch.Tensor) -> torch.Tensor:
+    """Values of a tensor, also of one on a pretended GPU."""
+    return values.held if isinstance(values, pretend_gpu.OnGpu) else values
 
 
 def life(engine: SmallEngine, steps: int = 8) -> list[dict[str, Any]]:

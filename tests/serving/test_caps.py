@@ -140,7 +140,7 @@ def test_every_request_drafts_the_cap_of_its_load():
     for load, samples, length in ((1, 1, 3), (2, 1, 3), (3, 2, 1), (8, 8, 1)):
         total = host.draft_lengths_total(np.arange(load), np.arange(load) < samples)
         assert (total, host.same_length) == (samples * length, length)
-    assert host.budget(np.arange(3), np.array([3, 0, 2]), 3, 3) == 5, "all drafts are verified"
+    assert host.budget(np.arange(3), np.array([3, 0, 2]), 3, 3, 5) == 5, "all drafts are verified"
 
 
 def test_a_scheduler_without_asynchronous_steps_is_offered_the_cap():

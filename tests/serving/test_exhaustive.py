@@ -42,9 +42,9 @@ def test_lengths_are_those_of_the_search_and_b_that_of_the_drafts_made():
     found, budget, _ = exhaustive(S[samples], 5, costs(0.3))
     lengths = host.split_on_host(slots, np.array([K, 0, K]), total)
     assert lengths.tolist() == [found[0], 0, found[1]] and sum(found) == total > 0
-    host.lengths[slots] = lengths
+    host.drafts.put(slots, lengths)
     host.counters.drafter_tokens = int((lengths + (lengths > 0)).sum())
-    assert host.budget(slots, lengths, 2, 5) == budget > 0
+    assert host.budget(slots, lengths, 2, 5, sum(lengths)) == budget > 0
     assert host.split_on_host(slots, np.array([1, 0, 0]), total).tolist() == [
         min(found[0], 1),
         0,

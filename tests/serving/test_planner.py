@@ -74,18 +74,18 @@ def test_budget_never_exceeds_drafts_present(draft):
     host.scores.rows[:] = [0.99, 0.98, 0.97, 0.96]
     host.survival.rows[:] = [0.99, 0.98, 0.97, 0.96]
     limits = np.array([4, 0, 1])
-    assert host.budget(np.arange(3), limits, 3, 3) <= 5
-    assert host.budget(np.arange(3), np.zeros(3, np.int64), 3, 3) == 0
+    assert host.budget(np.arange(3), limits, 3, 3, int(limits.sum())) <= 5
+    assert host.budget(np.arange(3), np.zeros(3, np.int64), 3, 3, 0) == 0
     # A draft was made but every position is hopeless: B = 0 while sum of d > 0.
     host.scores.rows[:] = 1e-6
     host.survival.rows[:] = 1e-6
-    assert host.budget(np.arange(3), limits, 3, 3) == 0
+    assert host.budget(np.arange(3), limits, 3, 3, int(limits.sum())) == 0
 
 
 def test_forced_lengths_verify_everything():
     host = planner(force_length=3)
     assert host.draft_lengths_total(np.arange(2), np.ones(2, bool)) == 6
-    assert host.budget(np.arange(2), np.array([3, 2]), 2, 2) == 5
+    assert host.budget(np.arange(2), np.array([3, 2]), 2, 2, 5) == 5
 
 
 def test_length_follows_the_force_from_step_to_step():
