@@ -23,22 +23,16 @@ from forespark.training.run import corpus_sources, launch_command
 CHILD = Path(__file__).with_name("rank_child.py")
 
 
-def two_ranks(overrides, timeout=240):
+def two_ranks(overrides, log, timeout=240):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
              "OMP_NUM_THREADS": "1"}  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(CHILD), *overrides], text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    command = [sys.executable, str(CHILD), str(log), *overrides]
+    code = subprocess.run(command, env={**os.environ, **place}, timeout=timeout).returncode
+    outputs = [Path(f"{log}{rank}").read_text() for rank in range(2)]
+    assert code == 0, outputs
     return [out.rpartition("weights ")[2].split() for out in outputs]
 
 
@@ -70,7 +64,7 @@ class Both:
 
 def test_two_ranks_are_one_bigger_step(overrides, tmp_path):
     shared = [*overrides, "train.max_steps=3"]
-    (first, _, step), (second, _, other) = two_ranks(shared)
+    (first, _, step), (second, _, other) = two_ranks(shared, tmp_path / "rank")
     assert first == second and step == other == "3"
 
     alone = load([*shared, f"run_dir='{tmp_path / 'alone'}'"])
