@@ -127,10 +127,10 @@ def test_small_batches_are_not_planned():
     host.scores.rows[:] = 0.01  # nothing worth drafting
     assert host.draft_lengths_total(slots[:3], np.ones(3, bool)) == 3 * K
     assert host.same_length == K
-    assert host.budget(slots[:3], np.array([K, 2, 0]), 3, 3) == K + 2
+    assert host.budget(slots[:3], np.array([K, 2, 0]), 3, 3, K + 2) == K + 2
     assert host.draft_lengths_total(slots, np.ones(5, bool)) == 0
     assert host.same_length is None
-    assert host.budget(slots, np.full(5, K), 5, 5) == 0
+    assert host.budget(slots, np.full(5, K), 5, 5, 5 * K) == 0
     # Those still prefilling do not make a batch large.
     assert host.draft_lengths_total(slots, np.arange(5) < 3) == 3 * K
 
